@@ -1,1 +1,1 @@
-"""The part that runs in the Spark driver: it decides who trains with whom."""
+"""The part that runs in the Spark driver and decides which workers train together."""

@@ -1,12 +1,12 @@
-"""Admission: when newcomers are let into a world that trains, so that those who fail cost the others little.
+"""Admission: when newcomers may join a world that is training, so that newcomers that fail cost the others little.
 
-A newcomer that fails before its first commit has reset the others for nothing, and one that they cannot connect to holds them
-up, for as long as ``form_timeout`` where its packets vanish. So newcomers may break only a few worlds in a row. After that all
-of them wait for a pause, which doubles with each further failure, until a newcomer has made a commit.
+A newcomer that fails before its first commit has reset the others for nothing. One that the others cannot connect to holds them
+up, for as long as ``form_timeout`` if its packets vanish. So newcomers may break only a few worlds in a row. After that all
+newcomers wait for a pause, which doubles with each further failure, until a newcomer has made a commit.
 
-A place (machine and executor) has to wait as soon as the other ranks could not connect to one of its newcomers. Of all
-suspected places only one newcomer at a time is let in: when several kept a world from forming, perhaps only one of them was to
-blame.
+A place (machine and executor) has to wait as soon as the other ranks could not connect to one of its newcomers. From all
+suspected places together, only one newcomer at a time is let in: when several kept a world from forming, perhaps only one of
+them was to blame.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ class _Record:
 
 @dataclass(slots=True)
 class Admission:
-    """Decides from when on newcomers are let in. ``now`` is the machine's time."""
+    """Decides when newcomers are let in. ``now`` is the machine's time."""
 
     failures: int = 0
     _opens_at: float = 0.0
     _suspects: dict[tuple[str, ...], _Record] = field(default_factory=dict)
 
     def failed(self, now: float, cost: float) -> float:
-        """Note that newcomers have broken a world, and that this has cost the others ``cost`` seconds.
+        """Note that newcomers have broken a world, which has cost the others ``cost`` seconds.
 
-        Return for how long no newcomer at all is let in; 0 if the next one is welcome.
+        Return for how many seconds no newcomer at all is let in; 0 if the next one is welcome.
         """
         self.failures += 1
         if self.failures < FREE_FAILURES:
@@ -50,7 +50,7 @@ class Admission:
         return pause
 
     def unconnected(self, place: Place, now: float, cost: float) -> float:
-        """Note that the others could not connect to a newcomer of this place. Return for how long its newcomers are kept out."""
+        """Note that nobody could connect to a newcomer of this place. Return for how long the place's newcomers are kept out."""
         record = self._suspects.setdefault(place.failure_domain, _Record())
         record.failures += 1
         pause = _pause(record.failures - 1, cost)
@@ -64,12 +64,12 @@ class Admission:
         self._suspects.pop(place.failure_domain, None)
 
     def opens_at(self, place: Place) -> float:
-        """The time from which on newcomers of this place are let in."""
+        """The time from which newcomers of this place are let in."""
         record = self._suspects.get(place.failure_domain)
         return self._opens_at if record is None else max(self._opens_at, record.opens_at)
 
     def admit(self, newcomers: Iterable[Worker], now: float) -> list[Worker]:
-        """Choose who is let in now, of all places that nobody could connect to only one newcomer."""
+        """Choose which newcomers are let in now: from all suspected places together, only one."""
         welcome = [newcomer for newcomer in newcomers if self.opens_at(newcomer.place) <= now]
         suspects = [newcomer for newcomer in welcome if newcomer.place.failure_domain in self._suspects]
         suspects.sort(key=lambda newcomer: (self._suspects[newcomer.place.failure_domain].failures, newcomer.worker))

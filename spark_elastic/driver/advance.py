@@ -1,6 +1,7 @@
-"""Advance: after an event has been noted, do what has become possible.
+"""Advance: do what has become possible after an event has been noted.
 
-Each step looks at the whole state, whichever event came, and asks the pure functions of ``voting``, ``joining`` and ``forming``.
+Each step looks at the whole state, whatever the event was, and asks the pure functions of ``voting``, ``joining`` and
+``forming``.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ def advance(job: JobState) -> None:
 
 
 def _run_again(job: JobState, world: Generation) -> None:
-    """End what is left of a fixed world; the next one runs all of the user's function again, in new processes."""
-    # Workers that have delivered a result end, too, because it is of no use without those of the other ranks.
+    """End what is left of a fixed world; the next one runs the whole of the user's function again, in new processes."""
+    # Workers that have delivered a result end, too: a result is of no use without those of the other ranks.
     job.order(*job.roster.kill(job.members))
     job.record(RunAgain(world.generation))
     job.drop_world(WorldChange.REPEATED)
@@ -52,7 +53,7 @@ def _run_again(job: JobState, world: Generation) -> None:
 def _start_workers(job: JobState) -> None:
     if job.world is not None and job.world.phase is WorldPhase.FINISHING:
         return
-    # A function without an elastic part runs in num_proc workers and no more.
+    # A function without an elastic part runs in at most num_proc workers.
     limit = job.plain_target or job.settings.num_proc if job.elastic_since is None else None
     if job.sizing.limit is not None:
         limit = job.sizing.limit + sum(not _can_train(job, worker) for worker in job.workers.values())
@@ -62,7 +63,7 @@ def _start_workers(job: JobState) -> None:
 
 
 def _can_train(job: JobState, worker: Worker) -> bool:
-    """Whether a worker trains, or may as soon as it is ready."""
+    """Whether a worker trains, or may train as soon as it is ready."""
     if worker.phase is WorkerPhase.LEAVING or job.situation.is_draining(worker):
         return False
     return job.is_member(worker.worker) or job.admission.opens_at(worker.place) <= job.now
@@ -104,10 +105,10 @@ def _finish_plain(job: JobState) -> bool:
 
 
 def _abort_device_if_all_answered(job: JobState) -> None:
-    """Have the device's group aborted once all members have reported what they had completed.
+    """Have the device's group aborted once all members have reported which collectives they had completed.
 
-    An abort on one rank can complete the collectives of others with nonsense, so the abort waits until all have reported. A
-    member that is ready has left its collectives, and need not report.
+    An abort on one rank can complete the collectives of other ranks with garbage, so the abort waits until all have reported. A
+    member that is ready has left its collectives and need not report.
     """
     world = job.world
     if world is None or world.device_aborted or not world.answered:
@@ -122,7 +123,7 @@ def _abort_device_if_all_answered(job: JobState) -> None:
 
 
 def _dismiss_others_if_sealed(job: JobState) -> None:
-    """Have workers end that have left for a drain, or because fewer train, once nobody needs their commits any more."""
+    """Dismiss workers that have left because of a drain or a smaller world, once nobody needs their commits any more."""
     seen = job.situation
     if seen.world is not None and is_sealed(seen):
         job.order(*job.roster.dismiss(find_drained(seen, kept=seen.world.ranks)))
@@ -144,8 +145,8 @@ def _form_if_ready(job: JobState) -> None:
         return
     newest = newest_commit(job.situation)
     if newest is None and job.newest_commit is not None:
-        # The workers that are left have not received that commit yet, or commit in place and were caught in the midst of a step,
-        # or keep slices of commits, of which some were lost with all workers that held them.
+        # The workers that are left have not received that commit yet, or commit in place and were caught in mid-step, or keep
+        # slices of commits, some of which were lost with all workers that held them.
         slices = tell_slices(job.members, job.ranks)
         lose_state(job, "all workers that held the newest commit were lost" + (f" ({slices})" if slices else ""))
         if job.over:
@@ -155,7 +156,7 @@ def _form_if_ready(job: JobState) -> None:
     if len(chosen) >= seen.needed:
         _form(job, assign_ranks(chosen, newest), newest)
     else:
-        # A worker whose host drains, and that nobody needs for its commit, would only hold a slot that may be needed elsewhere.
+        # A worker whose host drains and whose commit nobody needs would only hold a slot that may be needed elsewhere.
         job.order(*job.roster.dismiss(find_drained(seen, kept={worker.worker for worker in chosen})))
 
 

@@ -1,4 +1,4 @@
-"""ClientDriver: the driver in the process that calls ``run``. Tasks have to reach the machine of that process."""
+"""ClientDriver: the driver runs in the process that calls ``run``. Tasks have to reach the machine of that process."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class ClientDriver:
     def sizes(
         self, launcher: Launcher, num_proc: int | None, min_np: int | None, max_np: int | None
     ) -> tuple[int, int, int]:
-        """Return the sizes that the launcher offers: all slots are for workers."""
+        """Return the launcher's sizes unchanged: all slots are for workers."""
         return launcher.sizes(num_proc, min_np, max_np)
 
     def run(
         self, launcher: Launcher, settings: JobSettings, call: bytes, log: EventLog, printer: OutputPrinter
     ) -> list[bytes]:
-        """Run the job to its end; Ctrl-C ends it."""
+        """Run the job until it ends; Ctrl-C ends it."""
         run_id = secrets.token_hex(4)
         credentials = create_credentials(run_id)
         plan = testing.active_plan()
@@ -91,7 +91,7 @@ class ClientDriver:
                 try:
                     return _await(service)
                 except SparkElasticError as error:
-                    # If the slots have ended, the loss of all workers is a consequence, and not the reason why the job ended.
+                    # If the slots have ended, the loss of all workers is a consequence of that, not the cause of the job's end.
                     ended = slots.find_end()
                     if ended and not isinstance(error, JobCancelledError):
                         raise JobCancelledError(f"{trouble}: {ended}") from error

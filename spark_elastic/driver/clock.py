@@ -1,11 +1,11 @@
-"""MachineClock: the time by which the machine judges others. It stands still while the driver itself is paused."""
+"""MachineClock: the time by which the machine judges others. The clock stands still while the driver itself is paused."""
 
 from __future__ import annotations
 
 import math
 
 TICK_SECONDS = 1.0
-# If the machine itself has handled no event for longer than this, the driver was paused, and not everybody else.
+# If the machine has handled no event for longer than this, it was the driver that was paused, and not everybody else.
 PAUSE_SECONDS = 3.0
 
 
@@ -17,7 +17,7 @@ class MachineClock:
         self._paused = 0.0
 
     def advance(self, now: float) -> float | None:
-        """Take note of the driver time of an event. Return how long the driver was paused before that; None for no pause."""
+        """Note the driver time of an event. Return how long the driver was paused before it; None if it was not paused."""
         gap = now - self.driver_time
         is_pause = gap > PAUSE_SECONDS
         if is_pause:
@@ -28,8 +28,8 @@ class MachineClock:
     def to_driver_time(self, time: float) -> float:
         """Return the driver time at which the machine's time is ``time``, if the driver is not paused again.
 
-        A future time stays later than the last event: if it were rounded to that moment, the machine would be asked again
-        immediately, for ever.
+        A future time stays later than the last event: if it were rounded down to that event's time, the machine would be asked
+        again immediately, forever.
         """
         due = time + self._paused
         return max(due, math.nextafter(self.driver_time, math.inf)) if time > self.now else due

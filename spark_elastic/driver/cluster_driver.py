@@ -1,8 +1,8 @@
-"""ClusterDriver: the driver in a slot of the cluster, for sessions whose executors cannot reach the process that calls ``run``.
+"""ClusterDriver: the driver runs in a slot, for sessions whose executors cannot reach the process that calls ``run``.
 
-The client has a session and nothing else. It starts the slots, as only a session can, and everything that the driver has to say
-comes back through queries of that session. The loss of the driver's executor is a driver's death: with a checkpoint the job goes
-on from there, with a new driver in another slot.
+The client has nothing but a session. It starts the slots, as only a session can, and everything that the driver reports comes
+back through queries of that session. If the driver's executor is lost, so is the driver: with a checkpoint, the job continues
+from there with a new driver in another slot.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ logger = logging.getLogger("spark_elastic")
 OWN_SLOTS = 2
 # How many drivers may be lost in a row without a checkpoint being written in between.
 LOST_DRIVERS = 3
-# How many seconds pass before the next query after one that has not reached the driver.
+# How many seconds pass between a query that has not reached the driver and the next one.
 RETRY_SECONDS = 1.0
-# How many seconds the end of the process that waits for the driver is waited for, where none is going to come.
+# If no driver is going to come: for how many seconds to wait until the process that waits for it has ended.
 LEAVE_SECONDS = 10.0
-# Output arrives in bursts here, and a busy printer may delay the next query by this many seconds.
+# Output arrives here in bursts: a busy printer may delay the next query by this many seconds.
 PRINT_SECONDS = 0.5
 
 
@@ -76,13 +76,13 @@ class _DriverLostError(Exception):
 
 
 class ClusterDriver:
-    """Runs the driver's service in a slot, again in another slot if it is lost, and passes on what the driver reports."""
+    """Runs the driver's service in a slot, and in another slot if it is lost. Passes on what the driver reports."""
 
     def __init__(self, wish: CheckpointWish | None) -> None:
         self._wish = wish
 
     def prepare(self, launcher: Launcher, host_discovery_script: str | os.PathLike[str] | None) -> None:
-        """Refuse launchers without a cluster, and what would have to run here. The driver claims the checkpoint directory."""
+        """Refuse launchers without a cluster, and a script that would have to run here. The driver claims the checkpoint."""
         if not isinstance(launcher, (SparkLauncher, ConnectLauncher)):
             raise ValueError(
                 "driver='cluster' is for the slots of a Spark session; with local the driver is in this process"
@@ -93,7 +93,7 @@ class ClusterDriver:
     def sizes(
         self, launcher: Launcher, num_proc: int | None, min_np: int | None, max_np: int | None
     ) -> tuple[int, int, int]:
-        """Leave ``OWN_SLOTS`` of what the cluster has, unless ``max_np`` is given."""
+        """Return the launcher's sizes less ``OWN_SLOTS``, unless ``max_np`` is given."""
         low, start, high = launcher.sizes(num_proc, min_np, max_np)
         if max_np is not None:
             return low, start, high
@@ -103,7 +103,7 @@ class ClusterDriver:
     def run(
         self, launcher: Launcher, settings: JobSettings, call: bytes, log: EventLog, printer: OutputPrinter
     ) -> list[bytes]:
-        """Run the job to its end, with as many drivers as it takes; Ctrl-C ends it."""
+        """Run the job until it ends, with as many drivers as it takes; Ctrl-C ends it."""
         lost = 0
         with printer:
             while True:
@@ -125,7 +125,7 @@ class ClusterDriver:
 
 
 def room_for_workers(slots: int, wanted: int, setting: str) -> int:
-    """Return how many slots of a cluster are left beside ``OWN_SLOTS``. Raises ``ValueError`` if they are less than is wanted."""
+    """Return how many slots of a cluster are left besides ``OWN_SLOTS``. Raises ``ValueError`` if fewer than are wanted."""
     room = slots - OWN_SLOTS
     if room < wanted:
         raise ValueError(
@@ -138,7 +138,7 @@ def room_for_workers(slots: int, wanted: int, setting: str) -> int:
 class _Life:
     """One driver, from the query that runs it to its end.
 
-    has_begun: whether the driver was there. has_written: whether workers have written a checkpoint under it.
+    has_begun: whether the driver was found. has_written: whether workers have written a checkpoint under this driver.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class _Life:
         self._parts: list[bytes] = []
         self._results: list[bytes] = []
         self._given_up = ""
-        # Somebody has cancelled the job through Spark.
+        # Fails once somebody has cancelled the job through Spark.
         self._stopped: concurrent.futures.Future[None] = concurrent.futures.Future()
 
     def run(self, call: bytes) -> list[bytes]:
@@ -209,14 +209,14 @@ class _Life:
 
     @contextmanager
     def _meeting(self, towards: str, deadline: float) -> Iterator[Addresses]:
-        """Have a process wait for the driver, which ends when the driver has been found there. Without one, end it."""
+        """Leave a process at which the driver can be found. It ends once that has happened; on an error it is ended here."""
         opening = OpenMeeting(self._credentials, towards, self._settings.start_timeout)
         asked = self._queries.submit(opening, f"spark_elastic run {self._run_id}, where the driver will be found")
         try:
             self._wait_for([asked], deadline)
             yield read_addresses(self._result_of(asked)[0])
         except BaseException:
-            # If this task of a moment were taken back, nobody would know the process that it leaves behind.
+            # If this short task were cancelled, nobody would know of the process that it leaves behind.
             concurrent.futures.wait([asked], LEAVE_SECONDS)
             if asked.done() and not asked.exception():
                 ending = EndMeeting(read_addresses(asked.result()[0]), self._credentials)
@@ -225,7 +225,7 @@ class _Life:
             raise
 
     def _find_driver(self, meeting: Addresses, deadline: float) -> Addressed | None:
-        """Wait until the driver is there; None where it has ended already."""
+        """Wait for the driver and return where it is; None if it has already ended."""
         while True:
             description = f"spark_elastic run {self._run_id}, where the driver is"
             asked = self._queries.submit(FetchLetters(meeting, self._credentials, 0), description)
@@ -239,7 +239,7 @@ class _Life:
                 return msgspec.msgpack.decode(letters[0].content, type=Addressed)
 
     def _listen(self, post: Addresses) -> None:
-        """Pass on what the driver tells, until its query has ended."""
+        """Pass on what the driver reports, until its query has ended."""
         fetching: concurrent.futures.Future[list[bytes]] | None = None
         again_at = 0.0
         while not self._driving.done():
@@ -259,7 +259,7 @@ class _Life:
                 self._hear(letters or [])
 
     def _wait_for(self, queries: Sequence[concurrent.futures.Future[list[bytes]]], deadline: float) -> None:
-        """Wait in short turns for one of these queries, before the job has begun."""
+        """Wait for one of these queries before the job has begun, in short turns so that Ctrl-C is noticed."""
         while not concurrent.futures.wait(queries, SIGNAL_SECONDS, concurrent.futures.FIRST_COMPLETED).done:
             if time.monotonic() > deadline:
                 raise NotEnoughHostsError(
@@ -298,7 +298,7 @@ class _Life:
         return self._results
 
     def _hear(self, letters: Iterable[Letter]) -> None:
-        """Pass on the letters that are new; a letter may arrive twice."""
+        """Pass on new letters and skip those that have arrived before."""
         for letter in letters:
             if letter.number > self._heard:
                 self._heard = letter.number
@@ -329,7 +329,7 @@ class _Life:
                 assert_never(other)
 
     def _explained(self, error: SparkElasticError) -> SparkElasticError:
-        """Add to the error of a shortage what is particular about this place of the driver."""
+        """Add to the error of a shortage what is particular to a driver in a slot."""
         if not isinstance(error, NotEnoughHostsError):
             return error
         last = f" The last slot that was given up: {self._given_up}" if self._given_up else ""

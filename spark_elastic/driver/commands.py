@@ -1,4 +1,4 @@
-"""What the ``DriverMachine`` wants done. Names are in the imperative; the service executes commands in order."""
+"""Commands: what the ``DriverMachine`` wants done. Names are imperatives; the service executes commands in order."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class KillWorker(msgspec.Struct, frozen=True):
 
 
 class RestartTask(msgspec.Struct, frozen=True):
-    """Let the task raise, so that Spark starts it anew, perhaps elsewhere."""
+    """Have the task raise, so that Spark starts it again, perhaps elsewhere."""
 
     host: int
     reason: str
 
 
 class ReleaseTask(msgspec.Struct, frozen=True):
-    """Have the task end well, because the job no longer needs its slot."""
+    """Have the task end without an error, because the job no longer needs its slot."""
 
     host: int
 
@@ -56,7 +56,7 @@ class InterruptWorld(msgspec.Struct, frozen=True):
 
 
 class AbortWorld(msgspec.Struct, frozen=True):
-    """Have the workers leave the world at once, in the midst of a collective if need be."""
+    """Have the workers leave the world at once, in the middle of a collective if need be."""
 
     generation: int
     workers: tuple[int, ...]
@@ -64,9 +64,9 @@ class AbortWorld(msgspec.Struct, frozen=True):
 
 
 class AbortDevice(msgspec.Struct, frozen=True):
-    """Have the workers abort the device's group: all ranks that had not come back have answered ``AbortWorld``.
+    """Have the workers abort the device's group, since all ranks that had not come back have answered ``AbortWorld``.
 
-    In a world over Gloo alone there is no such group, and nothing to do.
+    A world over Gloo alone has no such group, so there is nothing to do.
     """
 
     generation: int

@@ -1,4 +1,4 @@
-"""Decides which hosts can take part in a job by what their tasks report: functions have to be pickled here and run there."""
+"""Decides from what tasks report which hosts can take part in a job: functions are pickled here and have to run there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from spark_elastic.protocol.messages import HostFacts
 
 
 def why_refuse(facts: HostFacts) -> str:
-    """Say what is wrong about a host that cannot run what the driver pickles; an empty string if nothing is."""
+    """Say why a host cannot run what the driver pickles; an empty string if it can."""
     mine = platform.python_version()
     if facts.python.split(".")[:2] != mine.split(".")[:2]:
         return (
@@ -22,7 +22,7 @@ def why_refuse(facts: HostFacts) -> str:
 
 
 def why_warn(facts: HostFacts, others: Iterable[HostFacts]) -> str:
-    """Say what differs between a host and those before it; an empty string if nothing does."""
+    """Say what differs between a host and the hosts before it; an empty string if nothing does."""
     versions = {other.torch for other in others} - {facts.torch}
     if not versions:
         return ""

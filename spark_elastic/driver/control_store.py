@@ -1,6 +1,6 @@
-"""ControlStore: the rendezvous key-value store of a job, in the driver's memory, one name space a generation.
+"""ControlStore: the rendezvous key-value store of a job, in the driver's memory, with one namespace per generation.
 
-Reached only over the job's authenticated connections; there is no open TCPStore. Values live as long as their
+It can be reached only over the job's authenticated connections; there is no open TCPStore. Values live as long as their
 generation, those of generation 0 as long as the job.
 """
 
@@ -15,7 +15,7 @@ from spark_elastic.protocol.connection import FRAME_LIMIT
 from spark_elastic.protocol.messages import WHOLE_JOB, StoreReply, StoreRequest
 from spark_elastic.protocol.packing import pack
 
-# How many bytes a name space may hold, waiting requests included. A rendezvous takes some hundred bytes per rank.
+# How many bytes a namespace may hold, waiting requests included. A rendezvous takes a few hundred bytes per rank.
 SPACE_LIMIT = 256 * 2**20
 WAITER_BYTES = 1024
 # Bytes of the values in one answer: it has to fit into a frame.
@@ -26,7 +26,7 @@ Answer = Callable[[StoreReply], None]
 
 @dataclass(slots=True)
 class _Waiter:
-    """A ``get`` that waits for the keys that were missing when it was last looked at, or a ``gather`` that waits for others."""
+    """A ``get`` that waits for keys which were missing at the last check, or a ``gather`` that waits for other ranks."""
 
     request: StoreRequest
     answer: Answer
@@ -39,7 +39,7 @@ class _Waiter:
 
 @dataclass(slots=True)
 class _Space:
-    """The values of a generation, and who waits for which key, so that a ``set`` need not look at every waiting rank."""
+    """The values of a generation, and the requests that wait for each key, so that a ``set`` need not look at all of them."""
 
     values: dict[str, bytes] = field(default_factory=dict)
     waiting: dict[str, list[_Waiter]] = field(default_factory=dict)
@@ -65,29 +65,29 @@ class _Space:
 
 
 class ControlStore:
-    """Used by the driver's event loop alone.
+    """Only the driver's event loop uses it.
 
-    A ``get`` of a missing key is answered once the key is set; a ``gather``, with all values that were brought to its key in
-    order of arrival, packed into one, once there are as many as its amount.
+    A ``get`` of a missing key is answered once the key is set. A ``gather`` is answered once its key has as many values as its
+    amount says, with all of them packed into one, in order of arrival.
     """
 
     def __init__(self) -> None:
         self._spaces: dict[int, _Space] = {WHOLE_JOB: _Space()}
 
     def open_generation(self, generation: int) -> None:
-        """Begin a generation's name space and end all earlier ones, which refuses those who still wait there."""
+        """Begin a generation's namespace and end all earlier ones; requests that still wait there are refused."""
         for old in [number for number in self._spaces if number not in (WHOLE_JOB, generation)]:
             self.close_generation(old)
         self._spaces[generation] = _Space()
 
     def close_generation(self, generation: int) -> None:
-        """Forget a generation's keys, and refuse those who wait for one of them."""
+        """Forget a generation's keys, and refuse the requests that wait for them."""
         space = self._spaces.pop(generation, _Space())
         for waiter in itertools.chain(*space.waiting.values(), *space.gathering.values()):
             waiter.answer(StoreReply(waiter.request.number, gone=True))
 
     def handle(self, request: StoreRequest, answer: Answer) -> None:
-        """Execute a request; ``answer`` is called now, or for a ``get`` or ``gather`` when all is there."""
+        """Execute a request. ``answer`` is called now, or for a ``get`` or ``gather`` once all values are there."""
         space = self._spaces.get(request.generation)
         if space is None:
             answer(StoreReply(request.number, gone=True))
@@ -109,7 +109,7 @@ class ControlStore:
 
 
 def _attempt(waiter: _Waiter, act: Callable[[], None]) -> None:
-    """Run ``act``, and answer a request that is wrong with the reason. The fault is its sender's, and disturbs nobody else."""
+    """Run ``act``. Answer a wrong request with the reason: the fault is its sender's, and disturbs nobody else."""
     try:
         act()
     except (ValueError, IndexError) as error:
@@ -125,7 +125,7 @@ def _check_answer(values: Iterable[bytes]) -> None:
 
 
 def _get(waiter: _Waiter, space: _Space) -> None:
-    """Answer if all keys exist, else wait for any that does not."""
+    """Answer if all keys exist, else wait for those that are missing."""
     keys, values = waiter.request.keys, space.values
     # All keys are checked again, because some may have been deleted in the meantime.
     waiter.missing = waiter.missing.difference(values) or set(keys).difference(values)

@@ -1,4 +1,4 @@
-"""HostDiscovery: asks the user's script, again and again, which machines may be used."""
+"""HostDiscovery: asks the user's script every second which machines may be used."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ SCRIPT_SECONDS = 30.0
 
 
 class DiscoveryError(SparkElasticError):
-    """The host discovery script failed, or printed what is no list of hosts."""
+    """The host discovery script failed, or printed something that is not a list of hosts."""
 
 
 def parse_hosts(text: str) -> dict[str, int | None]:
     """Read lines of ``host`` or ``host:slots`` into slots by host, None where a line has no number. Blank lines are skipped.
 
-    An IPv6 address stands in brackets where slots follow. Raises ``DiscoveryError`` naming the line.
+    An IPv6 address followed by slots has to be in brackets. Raises ``DiscoveryError`` naming the line.
     """
     slots: dict[str, int | None] = {}
     for line in filter(None, map(str.strip, text.splitlines())):
@@ -43,7 +43,7 @@ def parse_hosts(text: str) -> dict[str, int | None]:
 class HostDiscovery:
     """Runs ``script`` every second on a thread of its own, from ``__enter__`` to ``__exit__``.
 
-    ``__enter__`` waits for the first run, and raises ``DiscoveryError`` if that fails. Later failures are warnings, and the last
+    ``__enter__`` waits for the first run, and raises ``DiscoveryError`` if it fails. Later failures are warnings, and the last
     list stays in force. The thread calls ``on_listed`` with each list that differs from the one before.
     """
 
@@ -77,7 +77,7 @@ class HostDiscovery:
             try:
                 self._tell(self._ask())
                 warned = ""
-            except Exception as error:  # no descriptor may be left, or the script may print what is not text
+            except Exception as error:  # e.g. no file descriptor is left, or the output is not text
                 if not self._stopping.is_set() and str(error) != warned:
                     warned = str(error)
                     logger.warning("%s; the hosts listed before stay", error)
@@ -111,7 +111,7 @@ class HostDiscovery:
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
-    """Kill the script and all that it has started."""
+    """Kill the script and every process that it has started."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:

@@ -17,20 +17,20 @@ from spark_elastic.protocol.records import Entry
 
 logger = logging.getLogger("spark_elastic")
 
-# How lines begin that tell of no step yet, and all plain lines.
+# The beginning of plain lines, and of live lines before the first step.
 NAME = "spark_elastic"
 LIVE_SECONDS = 0.25
-# How often the live line is drawn before there is a job.
+# How many seconds pass before the live line is drawn again while there is no job yet.
 AGAIN_SECONDS = 1.0
-# The least number of seconds between two plain lines, unless the job begins to do something else.
+# At least how many seconds pass between two plain lines, unless the job begins to do something else.
 LINE_SECONDS = 10.0
 END_SECONDS = 2.0
 
 
 class ProgressDisplay:
-    """Draws on a thread of its own, from ``__enter__`` to ``__exit__``, so that a terminal that takes no more delays nobody.
+    """Draws on a thread of its own, from ``__enter__`` to ``__exit__``, so that a blocked terminal delays nobody.
 
-    ``see`` takes an entry of the event log and does not block. Whoever else writes to the terminal does so inside ``aside``,
+    ``see`` takes an entry of the event log and does not block. Any other writer to the terminal has to write inside ``aside``,
     or the line would be torn.
     """
 
@@ -74,11 +74,11 @@ class ProgressDisplay:
             self._changed.notify()
 
     def aside(self, target: TextIO) -> AbstractContextManager[None]:
-        """Take the line away while something else is written to ``target``."""
+        """Hide the line while something else is written to ``target``."""
         return nullcontext() if self._bar is None else self._bar.external_write_mode(target)
 
     def _make_room(self, record: logging.LogRecord) -> bool:
-        """Wipe the line ahead of a log message. Takes no lock, so that a thread that logs waits for nobody."""
+        """Wipe the line before a log message. Takes no lock, so that a thread that logs never waits."""
         _quietly(self._bar.clear, nolock=True)
         return True
 
@@ -87,7 +87,7 @@ class ProgressDisplay:
             with self._changed:
                 if self._bar is not None:
                     self._changed.wait_for(lambda: self._ending, LIVE_SECONDS)
-                # A Spark session that starts writes to the terminal, too, and its output overwrites this line.
+                # A starting Spark session also writes to the terminal, and overwrites this line.
                 again = None if self._bar is None or self._view.has_begun else AGAIN_SECONDS
                 self._changed.wait_for(lambda: self._ending or self._has_news(), again)
                 if self._ending and not self._has_news():
@@ -124,7 +124,7 @@ def _quietly(write: Callable[..., object], *args: object, **kwargs: object) -> N
 
 
 def make_bar() -> object:
-    """Make a tqdm bar for this terminal or notebook; None where there is neither, or where the notebook has no widgets."""
+    """Return a tqdm bar for this terminal or notebook; None if there is neither, or if the notebook has no widgets."""
     notebook = _in_notebook()
     if not notebook and (sys.stderr is None or not sys.stderr.isatty()):
         return None
@@ -142,7 +142,7 @@ def make_bar() -> object:
             return {**super().format_dict, "head": self.head, "tail": self.tail}
 
     if not hasattr(tqdm, "_lock"):
-        tqdm.set_lock(threading.RLock())  # tqdm's default is a lock between processes, too
+        tqdm.set_lock(threading.RLock())  # by default tqdm also takes a lock between processes
     try:
         return Bar(total=1.0, bar_format="{head} {tail}", leave=True, **_size())
     except ImportError:  # ipywidgets
@@ -150,7 +150,7 @@ def make_bar() -> object:
 
 
 def _size() -> dict[str, int]:
-    """Return the size of the terminal for tqdm, which draws nothing where a terminal reports none, as some in containers do."""
+    """Return the size of the terminal for tqdm, which draws nothing if the terminal reports no size, as in some containers."""
     try:
         is_known = min(os.get_terminal_size(sys.stderr.fileno())) > 0
     except OSError:

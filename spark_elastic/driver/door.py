@@ -1,7 +1,8 @@
 """Door: the driver's listening socket, at which strangers may knock as often as they like.
 
-A TLS handshake takes some 300 KiB until the peer has shown the job's certificate, so only a few are made at a time. The other
-connections wait, each holding a descriptor. Addresses take turns, and for each address the latest connection goes first, so
+A TLS handshake takes some 300 KiB until the peer has shown the job's certificate, so only a few are in progress at a time. The
+other connections wait, each holding a descriptor. Addresses take turns, and for each address the latest connection goes first,
+so
 that a peer that arrives after a flood of connections does not have to wait for all of them. A slow handshake is cut off when
 other connections wait.
 """
@@ -30,7 +31,7 @@ Accepted = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[obje
 
 @dataclass(frozen=True, slots=True)
 class DoorLimits:
-    """Handshakes at a time, connections that wait for theirs, and what a handshake may take while others wait."""
+    """How many handshakes run at a time, how many connections may wait, and how long a handshake may take while others wait."""
 
     handshakes: int = 64
     waiting: int = 1024
@@ -38,7 +39,7 @@ class DoorLimits:
 
 
 class WaitingLine(Generic[T]):
-    """The waiting connections, by address. When the line is full, one of the address with the most of them has to go."""
+    """The waiting connections, by address. When the line is full, the address with the most connections loses one."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -49,7 +50,7 @@ class WaitingLine(Generic[T]):
         return self._count
 
     def join(self, address: str, who: T) -> T | None:
-        """Add a connection to the line of its address. Return the one that has to go if there are too many now, else None."""
+        """Add a connection to the line of its address. Return the connection to close if there are too many now, else None."""
         self._by_address.setdefault(address, []).append(who)
         self._count += 1
         if self._count <= self._limit:
@@ -77,7 +78,7 @@ class WaitingLine(Generic[T]):
 class Door:
     """Accepts connections from ``open`` to ``close``, on the loop that called ``open``; owns the listening socket.
 
-    ``accepted`` runs as a task with each connection whose handshake is done; none is begun once ``close`` has returned.
+    ``accepted`` runs as a task for each connection whose handshake is done; no such task begins once ``close`` has returned.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class Door:
         self._listener = listener
         self._context = context
         self._accepted = accepted
-        # The tasks of the connections that have been accepted, until they end. Only read by others.
+        # The tasks of accepted connections, until they end. Others only read this.
         self.visits: set[asyncio.Task[None]] = set()
         self._limits = limits or DoorLimits()
         self._line: WaitingLine[socket.socket] = WaitingLine(self._limits.waiting)
@@ -98,7 +99,7 @@ class Door:
 
     @property
     def port(self) -> int:
-        """The port that it listens on."""
+        """The port that the door listens on."""
         port: int = self._listener.getsockname()[1]
         return port
 
@@ -195,7 +196,7 @@ class Door:
 
     def _shown(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._listener.fileno() < 0:
-            writer.transport.abort()  # the last bytes of the handshake came in the turn of the loop that closed the door
+            writer.transport.abort()  # the handshake ended in the very turn of the loop that closed the door
             return
         visit = self._loop.create_task(self._accepted(reader, writer))
         self.visits.add(visit)
@@ -203,14 +204,14 @@ class Door:
 
 
 def open_door(address: str, port: int, credentials: Credentials, accepted: Accepted) -> Door:
-    """Listen, as ``listen`` does, and open a door there for those who have a job's certificate. Called on the event loop."""
+    """Listen, as ``listen`` does, and open a door for peers that have the job's certificate. Called on the event loop."""
     door = Door(listen(address, port), credentials.server_context(), accepted)
     door.open()
     return door
 
 
 def listen(address: str, port: int) -> socket.socket:
-    """Listen on one port: on ``address``, or on every address of this machine, IPv4 and IPv6, where it is empty."""
+    """Listen on a port of ``address``, or of every address of this machine, IPv4 and IPv6, if ``address`` is empty."""
     host = address.strip("[]")
     every_address = host in ("", "0.0.0.0", "::")
     try:

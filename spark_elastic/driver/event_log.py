@@ -1,4 +1,4 @@
-"""EventLog: what happened to the job, as JSON lines and as calls of the user's ``on_event``."""
+"""EventLog: what happened to the job, written as JSON lines and passed to the user's ``on_event``."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ END_SECONDS = 10.0
 class EventLog:
     """Takes records from the driver's event loop and hands them on as events, from a thread of its own, in order.
 
-    After the event that ends the job, only the number of dropped events is still handed on.
+    After the event that ends the job, only the number of dropped events is handed on.
 
     A slow disk or a slow callable delays nobody: when ``QUEUE_LIMIT`` events wait, new ones are dropped until half of the queue
-    is empty. An event ``events_dropped`` in their place says how many. An ``on_event`` that raises is logged once, and not called
-    again. ``watchers`` belong to this package: they are called first, with entries, and raise nothing; one that blocks delays the
-    rest. ``reader`` is what users call the callable.
+    is empty. An ``events_dropped`` event in their place says how many. An ``on_event`` that raises is logged once and not
+    called again. ``watchers`` belong to this package: they are called first, with entries, and never raise; one that blocks
+    delays the rest. ``reader`` is the user's name for the callable.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class EventLog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wait until what has been recorded is handed on, but no longer than ``END_SECONDS``."""
+        """Wait until all recorded entries are handed on, but no longer than ``END_SECONDS``."""
         with self._changed:
             self._is_closing = True
             self._tell_of_dropped()
@@ -77,10 +77,10 @@ class EventLog:
         self.pass_on(Entry(time.time(), record))
 
     def pass_on(self, entry: Entry) -> None:
-        """Note an entry that has its time already; never blocks."""
+        """Note an entry that already has its time; never blocks."""
         with self._changed:
             if self._has_ended and not isinstance(entry.record, EventsDropped):
-                return  # workers had sent this before they heard of the job's end
+                return  # workers sent this before they knew that the job had ended
             self._has_ended |= isinstance(entry.record, (JobFinished, JobFailed))
             room = (QUEUE_LIMIT // 2 if self._dropped else QUEUE_LIMIT) - len(self._waiting)
             if room <= 0 and not self._is_closing:

@@ -1,4 +1,4 @@
-"""What can happen to a job, as reported to the ``DriverMachine``. Names are in the past tense, and fields are plain facts."""
+"""Events: what can happen to a job, as reported to the ``DriverMachine``. Names are in the past tense; fields are plain facts."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ class TaskLost(msgspec.Struct, frozen=True):
 
 
 class SlotGivenUp(msgspec.Struct, frozen=True):
-    """Spark no longer starts the task of this slot, which is submitted again."""
+    """Spark no longer starts the task of this slot, so the task is submitted again."""
 
     slot: int
     reason: str
 
 
 class HostDraining(msgspec.Struct, frozen=True):
-    """The host will go away, at the latest at ``deadline``, which is None where nobody has said."""
+    """The host will go away, at the latest at ``deadline``; None if the deadline is not known."""
 
     host: int
     deadline: float | None = None
 
 
 class HostsListed(msgspec.Struct, frozen=True):
-    """The discovery script lists these machines, with the number of workers that each may run, None for any number."""
+    """The discovery script has listed these machines, with the number of workers that each may run; None for any number."""
 
     slots: Mapping[str, int | None]
 
@@ -61,7 +61,7 @@ class WorkerConnected(msgspec.Struct, frozen=True):
 
 
 class WorkerGone(msgspec.Struct, frozen=True):
-    """The worker is gone, as the end of its connection or the kernel shows; its exit code may follow."""
+    """The worker is gone, as the end of its connection or the kernel has shown; its exit code may follow."""
 
     worker: int
     sign: FirstSign
@@ -92,7 +92,7 @@ class WorkerExited(msgspec.Struct, frozen=True):
 class WorkerReady(msgspec.Struct, frozen=True):
     """The worker has reached the elastic function. ``reason`` is empty after a planned interrupt, and for a newcomer.
 
-    ``slices`` are those that it holds of its last commits; None says that it holds ``commit`` whole.
+    ``slices`` are the slices of its last commits that it holds; None if it holds the whole of ``commit``.
     """
 
     worker: int
@@ -103,7 +103,7 @@ class WorkerReady(msgspec.Struct, frozen=True):
 
 
 class WorkerAborted(msgspec.Struct, frozen=True):
-    """A worker has aborted its world, and has told the last commit that it can go back to; None if there is none."""
+    """A worker has aborted its world. ``commit`` is the last commit that it can go back to; None if there is none."""
 
     worker: int
     generation: int
@@ -111,7 +111,7 @@ class WorkerAborted(msgspec.Struct, frozen=True):
 
 
 class WorldBroken(msgspec.Struct, frozen=True):
-    """One rank has lost another, and may be unable to get ready before all ranks abort."""
+    """One rank has lost another, and may be unable to become ready until all ranks abort."""
 
     worker: int
     generation: int
@@ -134,7 +134,7 @@ class WorkerReturned(msgspec.Struct, frozen=True):
 
 
 class WorkerRaised(msgspec.Struct, frozen=True):
-    """User code has raised, in the line ``where``. ``fatal``: trying again cannot help (a result that cannot be pickled)."""
+    """User code has raised, in the line ``where``. ``fatal``: another try cannot help, e.g. the result cannot be pickled."""
 
     worker: int
     error: str
@@ -145,9 +145,9 @@ class WorkerRaised(msgspec.Struct, frozen=True):
 
 
 class StepsTimed(msgspec.Struct, frozen=True):
-    """All ranks have timed their parts of a step: ``shares`` rows, or shards, took so many ``microseconds``, in rank order.
+    """All ranks have timed their parts of a step: ``shares`` (rows, or shards) took so many ``microseconds``, in rank order.
 
-    ``period``: the microseconds from one step to the next; 0 if not known. ``rows``: of a full step.
+    ``period``: the microseconds from one step to the next; 0 if not known. ``rows``: the rows of a full step.
     """
 
     worker: int
@@ -165,7 +165,7 @@ class ResultFlowed(msgspec.Struct, frozen=True):
 
 
 class ResultArrived(msgspec.Struct, frozen=True):
-    """A worker's return value has arrived. ``elastic``: the worker returned it after the vote that ends an elastic function."""
+    """A worker's return value has arrived. ``elastic``: it was returned after the vote that ends an elastic function."""
 
     worker: int
     elastic: bool

@@ -1,4 +1,4 @@
-"""FailureBook: who failed and why, and when trying again has become pointless."""
+"""FailureBook: which workers failed and why, and when another try has become pointless."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from enum import Enum
 
 from spark_elastic.errors import WorkerFailure
 
-# How often user code may raise the same exception without a commit in between before the job ends: otherwise a bad row would
-# reset the job for ever.
+# How often user code may raise the same exception without a commit in between before the job ends. Without this limit a bad
+# row would reset the job forever.
 SAME_EXCEPTION_LIMIT = 3
 # How many crashes (exit codes, SIGSEGV …) without a commit in between end the job. A SIGKILL comes from the cluster and never
 # counts.
 CRASH_LIMIT = 10
-# How many failures are kept for the final error: enough to understand what happened, and few enough to read.
+# How many failures are kept for the final error: enough to understand what happened, few enough to read.
 KEPT = 32
 
 _CLUSTERS_DOING = {-signal.SIGKILL, -signal.SIGTERM}
 
 
 class FirstSign(Enum):
-    """How the end of a worker looks before its exit code tells why."""
+    """What the end of a worker looks like before its exit code is known."""
 
     PROCESS_DIED = "its process died"
     CONNECTION_BROKE = "its connection to the driver broke"
 
 
-# What Gloo says before it ends a process whose peer has sent something else than it waits for.
+# What Gloo prints before it ends a process whose peer has sent something other than the process waits for.
 _MISMATCH = "collective mismatch"
 
 
@@ -38,8 +38,8 @@ def describe_exit(
 ) -> str:
     """Say what an exit code (minus the signal, for a killed process) means, and what to look at.
 
-    ``memory_setting`` gives workers more memory, where there is such a setting. ``last_lines`` are the process's last words.
-    ``injected`` names the injected fault that has ended the process, if one has.
+    ``memory_setting`` is the setting that gives workers more memory, if there is one. ``last_lines`` are the last lines that
+    the process has printed. ``injected`` names the injected fault that has ended the process, if one has.
     """
     try:
         name = signal.Signals(-code).name
@@ -68,15 +68,15 @@ class FailureBook:
     """Keeps the failures of a job, and counts those that repeat without progress between them."""
 
     failures: dict[int, WorkerFailure] = field(default_factory=dict)
-    # The workers of whose end only the first sign is known.
+    # The workers whose end is known only by its first sign.
     _unexplained: set[int] = field(default_factory=set)
-    # The injected faults that end workers, until they have.
+    # The injected faults that are about to end workers.
     injected: dict[int, str] = field(default_factory=dict)
     # (generation, signature) of each failure that counts; entries of generations before the last progress are dropped.
     _counted: list[tuple[int, str]] = field(default_factory=list)
 
     def add(self, failure: WorkerFailure, *, is_explained: bool = True) -> None:
-        """Keep a failure, and forget the oldest if there are too many. One that is not explained waits for the exit code."""
+        """Keep a failure, and forget the oldest if there are too many. An unexplained failure waits for the exit code."""
         self.failures[failure.worker] = failure
         if not is_explained:
             self._unexplained.add(failure.worker)
@@ -84,7 +84,7 @@ class FailureBook:
             del self.failures[next(iter(self.failures))]
 
     def explain(self, worker: int, meaning: str, last_lines: tuple[str, ...]) -> bool:
-        """Add what the exit of a worker means. Return whether nothing but the first sign of its end was known before."""
+        """Add what the exit of a worker means. Return whether only the first sign of its end was known before."""
         is_why = worker in self._unexplained
         self._unexplained.discard(worker)
         known = self.failures.get(worker)
@@ -94,11 +94,11 @@ class FailureBook:
         return is_why
 
     def count_exception(self, generation: int, where: str, error: str) -> None:
-        """Count an exception that a line of user code, ``where``, has raised."""
+        """Count an exception that the line ``where`` of user code has raised."""
         self._counted.append((generation, f"{error.split(':', 1)[0]} at {where}"))
 
     def count_exit(self, generation: int, code: int) -> None:
-        """Count a process's exit, unless its code says that the cluster ended it."""
+        """Count the exit of a process, unless the code says that the cluster ended it."""
         if code not in _CLUSTERS_DOING:
             self._counted.append((generation, ""))
 
@@ -107,7 +107,7 @@ class FailureBook:
         self._counted = [entry for entry in self._counted if entry[0] >= generation]
 
     def verdict(self) -> str | None:
-        """Say why another try is pointless, or None."""
+        """Return why another try is pointless; None if it is not."""
         counts = Counter(signature for _, signature in self._counted)
         for signature, times in counts.items():
             if signature and times >= SAME_EXCEPTION_LIMIT:
@@ -117,5 +117,5 @@ class FailureBook:
         return None
 
     def story(self) -> tuple[WorkerFailure, ...]:
-        """Return the failures that are remembered."""
+        """Return the failures that are kept."""
         return tuple(self.failures.values())

@@ -1,7 +1,7 @@
-"""Who is in the next world, and who is taken out when the ranks of a world have not connected to each other.
+"""Forming: which workers are in the next world, and which are replaced when the ranks of a world have not connected.
 
-In a full mesh one rank that cannot be reached keeps all others from connecting, and nothing tells which one it is. So the blame
-falls on those who have never been in a world that formed; among equals on who has failed most often, then on the youngest.
+In a full mesh, one unreachable rank keeps all others from connecting, and nothing tells which rank it is. So the blame falls on
+workers that have never been in a world that formed; among equals, on the one that has failed most often, then on the youngest.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from spark_elastic.driver.situation import Situation
 from spark_elastic.driver.workers import Worker
 from spark_elastic.protocol.messages import CommitId
 
-# After how many failures in a row to connect ranks are replaced, one after the other.
+# After how many failures in a row to connect a rank may be replaced; ranks are replaced one at a time.
 FORM_ATTEMPTS = 3
 
 
 def is_gathered(seen: Situation) -> bool:
-    """Whether the next world may form: there is none now, or the present one ends and all that are left of it are ready."""
+    """Whether the next world may form: there is none now, or the present one is ending and all that is left of it is ready."""
     if seen.world is None:
         return True
     if seen.world.phase not in (WorldPhase.INTERRUPTING, WorldPhase.BREAKING):
@@ -30,14 +30,14 @@ def is_gathered(seen: Situation) -> bool:
 
 
 def newest_commit(seen: Situation) -> CommitId | None:
-    """Return the newest commit that those who are ready hold, each alone or together; None if they hold none."""
+    """Return the newest commit that the ready workers hold, one alone or several together; None if they hold none."""
     return newest_held(_ready(seen))
 
 
 def choose_next(seen: Situation, admission: Admission, newest: CommitId | None) -> list[Worker]:
-    """Choose who is in the next world; fewer than ``seen.needed`` if there are not enough.
+    """Choose the workers of the next world: fewer than ``seen.needed`` if there are not enough.
 
-    Newcomers that have to wait are taken only where there are too few workers without them.
+    Newcomers that have to wait are taken only if there are too few workers without them.
     """
     ready = _ready(seen)
     draining = seen.hosts.draining()
@@ -54,20 +54,20 @@ def choose_next(seen: Situation, admission: Admission, newest: CommitId | None) 
 
 
 def find_drained(seen: Situation, kept: Collection[int]) -> list[Worker]:
-    """Find the workers that are ready, whose host drains, and that are not ``kept``."""
+    """Find the ready workers whose host drains and that are not in ``kept``."""
     return [worker for worker in _ready(seen) if seen.is_draining(worker) and worker.worker not in kept]
 
 
 def find_left_out(seen: Situation, kept: Collection[int]) -> list[Worker]:
-    """Find the workers that are ready, were in an earlier world, and are not ``kept``: fewer train than there are.
+    """Find the ready workers that were in an earlier world and are not in ``kept``: the present world is smaller.
 
-    Once the others have committed, what such a worker holds is of the past, and must never be what a world goes on from.
+    Once the others have committed, such a worker holds an outdated commit, from which no world must ever continue.
     """
     return [worker for worker in _ready(seen) if worker.commit is not None and worker.worker not in kept]
 
 
 def is_sealed(seen: Situation) -> bool:
-    """Whether all members of a running world hold its state. Until then a drained worker may be the last one that does."""
+    """Whether all members of a running world hold its state. Until they do, a drained worker may be the only one that does."""
     world = seen.world
     if world is None or world.phase not in (WorldPhase.RUNNING, WorldPhase.INTERRUPTING):
         return False
@@ -80,10 +80,11 @@ def _ready(seen: Situation) -> list[Worker]:
 
 
 def choose_replaced(members: Iterable[Worker], missing: Iterable[Worker], took_long: bool) -> list[Worker]:
-    """Choose whom to replace of the ``missing``, who have not connected; ``members`` are all that are left of the world.
+    """Choose which of the ``missing``, which have not connected, to replace; ``members`` are all that are left of the world.
 
-    Newcomers among members that have been connected before go first, all of them, and at once if the others have stood still for
-    long. Nobody else goes while such a newcomer is missing. The last holder of the newest commit is never chosen.
+    If some members have been connected before, missing newcomers are replaced first, all of them, and at once if the others
+    have stood still for long. Nobody else is replaced while such a newcomer is missing. The last holder of the newest commit is
+    never chosen.
     """
     members, missing = list(members), list(missing)
     newcomers = [worker for worker in missing if not worker.has_connected]

@@ -17,23 +17,23 @@ class Generation:
     since: float
     phase: WorldPhase = WorldPhase.FORMING
     acknowledged: set[int] = field(default_factory=set)
-    # The workers that have answered the abort, and those of them that can go back to their last commit.
+    # The workers that have answered the abort, and among them those that can go back to their last commit.
     answered: set[int] = field(default_factory=set)
     holding: set[int] = field(default_factory=set)
-    # Whether the device's group has been aborted, which comes after all answers.
+    # Whether the device's group has been aborted, which happens after all answers have come.
     device_aborted: bool = False
     raised: set[int] = field(default_factory=set)
-    # Whether an explicit commit of this generation is known.
+    # Whether a commit that user code made in this generation is known.
     progressed: bool = False
     was_formed: bool = False
-    # The workers that are blamed for keeping the world from forming, as long as nothing else explains that.
+    # The workers that are blamed for keeping the world from forming, as long as nothing else explains it.
     blamed: set[int] = field(default_factory=set)
-    # The workers of which it was recorded that they are too slow.
+    # The workers that have been recorded as too slow.
     recorded_slow: set[int] = field(default_factory=set)
     # Whether a newcomer has broken the world.
     newcomers_failed: bool = False
     broken_by: str = ""
-    # Whether the end of the world counts against reset_limit, which it does unless newcomers alone have broken it.
+    # Whether the end of the world counts against reset_limit: it does unless only newcomers have broken the world.
     counts_as_reset: bool = False
     # The rank of each worker, in rank order.
     ranks: dict[int, int] = field(init=False)
@@ -42,7 +42,7 @@ class Generation:
         self.ranks = {member.worker: member.rank for member in self.members}
 
     def enter(self, change: WorldChange) -> None:
-        """Go on to the phase that follows; raises ``IllegalTransition``. Nothing else sets ``phase``."""
+        """Move on to the phase that follows a change. Raises ``IllegalTransition``. Nothing else sets ``phase``."""
         following = WORLD.get((self.phase, change))
         if following is None:
             raise IllegalTransition(f"generation {self.generation}", self.phase, change)

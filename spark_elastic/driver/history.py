@@ -1,4 +1,4 @@
-"""RecentHistory: what has happened to a job recently, for the message of an error in the machine itself."""
+"""RecentHistory: what has recently happened to a job, for the message of an error in the machine itself."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ CHANGES_KEPT = 32
 
 
 class MachineFault(AssertionError):
-    """The driver's machine has made a mistake, which is a bug of this package. The message ends with the recent history."""
+    """The driver's machine has made a mistake: a bug in this package. The message ends with the recent history."""
 
 
 class RecentHistory:
-    """Keeps the last events, and the last changes of the world's phase, which a crowd of events must not push out.
+    """Keeps the last events and, separately, the last changes of the world's phase, so that many events cannot push these out.
 
-    Noting an event costs next to nothing, because events are put into words only for an error.
+    Noting an event costs next to nothing: events are put into words only for an error.
     """
 
     def __init__(self) -> None:
-        # Each entry has a number, by which events and changes are merged, a time, and what happened.
+        # Each entry has a number, by which events and changes are merged, a time, and a description.
         self._events: deque[tuple[int, float, object]] = deque(maxlen=EVENTS_KEPT)
         self._changes: deque[tuple[int, float, object]] = deque(maxlen=CHANGES_KEPT)
         self._numbers = count()
@@ -40,7 +40,7 @@ class RecentHistory:
         self._changes.append((next(self._numbers), now, what))
 
     def fault(self, error: Exception) -> MachineFault:
-        """Return the error to raise from ``error``: events and changes in the order in which they were noted."""
+        """Return the error to raise from ``error``; it lists events and changes in the order in which they were noted."""
         noted = sorted((*self._events, *self._changes), key=itemgetter(0))
         lines = "".join(f"\n  {time:.3f} {what}" for _, time, what in noted)
         return MachineFault(f"{type(error).__name__}: {error}; what happened before:{lines}")

@@ -1,7 +1,7 @@
-"""Who holds a commit: one worker the whole of it, or several workers together all of its slices.
+"""Which workers hold a commit: one worker the whole of it, or several workers together all of its slices.
 
-Pure functions of what workers have reported. A job cannot go back to a commit that no worker holds whole and of which a slice
-is missing.
+These are pure functions of what workers have reported. A job cannot go back to a commit that no worker holds whole and of which
+a slice is missing.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from spark_elastic.protocol.messages import CommitId, Slices
 
 
 def newest_held(workers: Sequence[Worker]) -> CommitId | None:
-    """Return the newest commit that these workers hold, each alone or together; None if they hold none."""
+    """Return the newest commit that these workers hold, one alone or several together; None if they hold none."""
     commits = {worker.commit for worker in workers if worker.commit is not None}
     commits |= {slices.commit for worker in workers for slices in worker.slices or ()}
     return next((commit for commit in sorted(commits, reverse=True) if find_holders(workers, commit)), None)
 
 
 def find_holders(workers: Iterable[Worker], commit: CommitId) -> list[Worker]:
-    """Return workers that together hold a commit, as far as possible the first ones; an empty list if a slice is missing."""
+    """Return workers that together hold a commit, the first ones where possible; an empty list if a slice is missing."""
     holders: list[Worker] = []
     found: set[int] = set()
     for worker in workers:

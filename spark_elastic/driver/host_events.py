@@ -1,4 +1,4 @@
-"""What each event of a host, or of the hosts that may be used, means for the job: one function an event."""
+"""What each event of a host, or of the list of usable hosts, means for the job: one function per event."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from spark_elastic.protocol.records import HostLost, SlotGivenUp
 
 
 def task_registered(job: JobState, event: ev.TaskRegistered) -> None:
-    """A host has arrived, and is to have a worker."""
+    """A host has arrived, and is to get a worker."""
     host = Host(event.host, event.slot, event.name, event.place, event.address)
     job.order(*job.roster.register(host, job.ranks))
 
 
 def task_heard(job: JobState, event: ev.TaskHeard) -> None:
-    """A host's task answers."""
+    """A message of a host's task has arrived."""
     host = job.hosts.get(event.host)
     if host is not None:
         host.heard = job.now
 
 
 def task_lost(job: JobState, event: ev.TaskLost) -> None:
-    """A host is gone, and its worker with it, since the task that has ended was the worker's supervisor."""
+    """A host is gone, and its worker with it: the task that has ended was the worker's supervisor."""
     host = job.hosts.remove(event.host)
     if host is None:
         return
@@ -33,7 +33,7 @@ def task_lost(job: JobState, event: ev.TaskLost) -> None:
 
 
 def slot_given_up(job: JobState, event: ev.SlotGivenUp) -> None:
-    """Spark no longer starts the task of a slot, which may be why there are too few hosts."""
+    """Spark no longer starts the task of a slot, which may explain a shortage of hosts."""
     job.shortage.slot_given_up(event.reason)
     job.record(SlotGivenUp(event.slot, event.reason))
 
@@ -45,5 +45,5 @@ def host_draining(job: JobState, event: ev.HostDraining) -> None:
 
 
 def hosts_listed(job: JobState, event: ev.HostsListed) -> None:
-    """The discovery script lists other machines than before."""
+    """The discovery script's list of machines has changed."""
     job.order(*job.roster.take_listing(event.slots, job.ranks))

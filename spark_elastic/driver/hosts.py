@@ -1,4 +1,4 @@
-"""HostManager: which hosts there are, and which have to cool down before they get another worker."""
+"""HostManager: the registered hosts, and which of them have to cool down before they get another worker."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from spark_elastic.protocol.messages import HostFacts
 
 COOLDOWN_SECONDS = 0.5
 COOLDOWN_LIMIT_SECONDS = 16.0
-# After this many workers in a row have died without progress, the host is at fault, and it is not chance.
+# Once this many workers in a row have died without progress, the host is taken to be at fault.
 FAILURES_OF_A_BAD_HOST = 3
 
 
@@ -24,22 +24,22 @@ class Place(NamedTuple):
 
     @classmethod
     def of(cls, facts: HostFacts) -> Place:
-        """Return the place that the task of a host has described."""
+        """Return the place that a host's task has described."""
         return cls(facts.name, facts.executor_pid)
 
     @property
     def failure_domain(self) -> tuple[str, ...]:
-        """Names what fails together, the executor. ``HostManager`` and ``Admission`` keep a record for each such domain.
+        """What fails as a unit: the executor. ``HostManager`` and ``Admission`` keep a record for each such domain.
 
-        Failures, slowness and restarts are all judged by it. What is wider than an executor, such as a rack, needs a record of
-        its own in ``HostManager``: one outage there fails many workers at once, which says nothing about each executor.
+        Failures, slowness and restarts are all judged per domain. A wider domain, such as a rack, would need a record of its
+        own in ``HostManager``: an outage there fails many workers at once, which says nothing about each executor.
         """
         return (self.machine, str(self.executor))
 
 
 @dataclass(slots=True)
 class Host:
-    """One registered task. ``worker`` is the number of the process that it runs, from the order to start it to its end."""
+    """One registered task. ``worker`` is the number of its worker, from the order to start the process until its end."""
 
     host: int
     slot: int
@@ -48,11 +48,11 @@ class Host:
     address: str = ""
     worker: int | None = None
     # The host's worker is to leave and no other is started: Spark takes the host away or, if ``unlisted``, the discovery script
-    # no longer lists it.
+    # no longer lists the host.
     draining: bool = False
     unlisted: bool = False
     released: bool = False
-    # Spark is to start its task anew, perhaps elsewhere, once the end of its worker is known.
+    # Spark is to start the host's task again, perhaps elsewhere, once the end of its worker is known.
     at_fault: bool = False
     drain_deadline: float | None = None
     heard: float | None = None
@@ -64,14 +64,14 @@ class Host:
 
 
 def doubled(pause: float, times: int, limit: float) -> float:
-    """Return a pause that has been doubled so many times, which may be any number, or the limit if that is less."""
+    """Return ``pause`` doubled ``times`` times, at most ``limit``. No number of times overflows."""
     return min(pause * 2.0 ** min(times, 16), limit)
 
 
 @dataclass(slots=True)
 class _Record:
     failures: int = 0
-    # When the last failure that counts was, and until when the place cools down after it.
+    # The time of the last failure that counts, and until when the place cools down after it.
     failed_at: float = -math.inf
     ready_at: float = 0.0
 
@@ -80,16 +80,16 @@ class _Record:
 class HostManager:
     """Keeps the registered hosts and the record of the places (machine and executor) that they run in.
 
-    A place whose workers keep failing cools down: the first failure costs nothing, and each further one in a row twice the
-    time of the one before. Workers that had already been started when another one failed belong to the same failure, as one
-    incident ends all workers of an executor. The times are short, because Spark's executors come back. A worker that made
-    progress before it died clears the record of its place. Records outlive hosts, because a restarted task often lands in the
-    same place.
+    A place whose workers keep failing cools down: the first failure costs nothing, and each further failure in a row costs
+    twice the time of the one before. Workers that had already been started when another one failed belong to the same failure,
+    because one incident ends all workers of an executor. The times are short, because Spark's executors come back. A worker
+    that made progress before it died clears the record of its place. Records outlive hosts, because a restarted task often
+    lands in the same place.
     """
 
     _hosts: dict[int, Host] = field(default_factory=dict)
     _records: dict[tuple[str, ...], _Record] = field(default_factory=dict)
-    # Until when places get no worker because one was too slow there. Another worker's progress there does not end that.
+    # Until when places get no worker because one was too slow there. Another worker's progress does not lift this.
     _slow_until: dict[tuple[str, ...], float] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[Host]:
@@ -99,7 +99,7 @@ class HostManager:
         return len(self._hosts)
 
     def get(self, host: int) -> Host | None:
-        """Return a host by its number, or None."""
+        """Return the host with this number, or None."""
         return self._hosts.get(host)
 
     def add(self, host: Host) -> None:
@@ -111,11 +111,11 @@ class HostManager:
         return self._hosts.pop(host, None)
 
     def draining(self) -> set[int]:
-        """Return the numbers of the hosts that drain."""
+        """Return the numbers of the draining hosts."""
         return {host.host for host in self._hosts.values() if host.draining}
 
     def worker_failed(self, place: Place, started_at: float, now: float) -> bool:
-        """Note that a worker of this place died, started at this time. Return whether the place itself looks at fault."""
+        """Note that a worker of this place, started at ``started_at``, died. Return whether the place itself looks at fault."""
         record = self._records.setdefault(place.failure_domain, _Record())
         if started_at >= record.failed_at:
             record.failures += 1
@@ -125,7 +125,7 @@ class HostManager:
         return record.failures >= FAILURES_OF_A_BAD_HOST
 
     def worker_progressed(self, place: Place) -> None:
-        """Note that a worker of this place takes part in a world that commits. Called once in each world for every member."""
+        """Note that a worker of this place takes part in a world that commits. Called once per world for every member."""
         self._records.pop(place.failure_domain, None)
 
     def worker_too_slow(self, place: Place, until: float) -> None:
@@ -133,11 +133,11 @@ class HostManager:
         self._slow_until[place.failure_domain] = until
 
     def forgive_slow(self) -> None:
-        """Let places have workers again in which one was too slow: a slow worker is better than none."""
+        """Let places where a worker was too slow have workers again: a slow worker is better than none."""
         self._slow_until.clear()
 
     def ready_at(self, place: Place) -> float:
-        """The time from which on the place may get a worker again; 0 for a place without a record."""
+        """The time from which the place may get a worker again; 0 for a place without a record."""
         record = self._records.get(place.failure_domain)
         slow_until = self._slow_until.get(place.failure_domain, 0.0)
         return slow_until if record is None else max(record.ready_at, slow_until)
@@ -147,7 +147,7 @@ class HostManager:
         return [host for host in self._hosts.values() if host.is_vacant and self.ready_at(host.place) <= now]
 
     def next_ready_at(self, now: float) -> float | None:
-        """The earliest time at which a cooling host becomes startable."""
+        """The earliest time at which a host that cools down becomes startable."""
         times = [
             self.ready_at(host.place)
             for host in self._hosts.values()

@@ -1,4 +1,4 @@
-"""JobState: all that changes in the course of a job, and the steps by which it changes."""
+"""JobState: everything that changes in the course of a job, and the steps by which it changes."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from spark_elastic.protocol.records import DriverRecord, JobFailed, JobFinished
 
 
 class JobState:
-    """What the driver knows of its job, and the commands that have been given and not yet been taken by ``take_commands``.
+    """What the driver knows of its job, and the commands that ``take_commands`` has not taken yet.
 
-    The ``DriverMachine`` has one, and hands it to the functions that note events and decide. Nobody else changes it.
+    The ``DriverMachine`` has one, and hands it to the functions that note events and decide. Nothing else changes it.
     """
 
     def __init__(self, settings: JobSettings, now: float) -> None:
@@ -41,10 +41,9 @@ class JobState:
         self.world: Generation | None = None
         self.generation = 0
         self.sizes: dict[int, int] = {}
-        # The newest commit that any worker has reported; None while nothing has been trained, and after all of it has been
-        # lost.
+        # The newest commit that any worker has reported; None while nothing has been trained, and after the state was lost.
         self.newest_commit: CommitId | None = None
-        # Whether that comes from a commit that was made after the beginning of a world.
+        # Whether the newest commit was made by training, and not only at the beginning of a world.
         self.has_trained = False
         self.admission = Admission()
         self.book = FailureBook()
@@ -53,7 +52,7 @@ class JobState:
         self.slow = Slowness(TOLD_BELOW)
         self.too_slow = Slowness(settings.replace_slow)
         self.replacements = Replacements()
-        # The workers that were found slow; each is told of once.
+        # The workers that were found slow; each is reported once.
         self.told_slow: set[int] = set()
         self.sizing = Sizing(settings.adaptive_np, settings.min_np)
         self.history = RecentHistory()
@@ -67,7 +66,7 @@ class JobState:
         self.over = False
         self._commands: list[do.Command] = []
 
-    # ------------------------------------------------------------------ what is asked
+    # ------------------------------------------------------------------ queries
 
     @property
     def now(self) -> float:
@@ -76,7 +75,7 @@ class JobState:
 
     @property
     def situation(self) -> Situation:
-        """What is known at the moment, for those who judge it."""
+        """What is known at this moment, for the functions that judge it."""
         return Situation(
             self.now,
             self.started,
@@ -91,12 +90,12 @@ class JobState:
 
     @property
     def ranks(self) -> Mapping[int, int]:
-        """The rank of each worker that forms the newest world, those that are lost included."""
+        """The rank of each worker of the newest world, including lost ones."""
         return self.world.ranks if self.world is not None else {}
 
     @property
     def members(self) -> list[Worker]:
-        """Those workers of the newest world that are left, in rank order."""
+        """The workers that are left of the newest world, in rank order."""
         return self.situation.members
 
     def is_member(self, number: int) -> bool:
@@ -106,7 +105,7 @@ class JobState:
     # ------------------------------------------------------------------ commands
 
     def order(self, *commands: do.Command) -> None:
-        """Have something done, after all that has been ordered before."""
+        """Order commands, to be executed after all earlier ones."""
         self._commands += commands
 
     def record(self, record: DriverRecord) -> None:
@@ -114,14 +113,14 @@ class JobState:
         self.order(do.Record(record))
 
     def take_commands(self) -> list[do.Command]:
-        """Hand over what is to be done, in order."""
+        """Return the commands to execute, in order, and forget them."""
         taken, self._commands = self._commands, []
         return taken
 
     # ------------------------------------------------------------------ worlds
 
     def begin_world(self, members: tuple[Member, ...]) -> Generation:
-        """Begin the next generation, which ends the newest world, if there is one."""
+        """Begin the next generation. This ends the newest world, if there is one."""
         if self.world is not None:
             self.change_world(WorldChange.FOLLOWED)
         self.generation += 1
@@ -130,7 +129,7 @@ class JobState:
         return self.world
 
     def change_world(self, change: WorldChange) -> Generation:
-        """Move the newest world on to the phase that follows a change."""
+        """Move the newest world to the phase that follows a change."""
         world = self.world
         assert world is not None, change
         before = world.phase
@@ -140,7 +139,7 @@ class JobState:
         return world
 
     def drop_world(self, change: WorldChange) -> None:
-        """End the newest world and forget its state; the next world begins as the first one does."""
+        """End the newest world and forget its state; the next world begins as the first one did."""
         if self.world is not None:
             self.change_world(change)
         self.world = None
@@ -152,7 +151,7 @@ class JobState:
         self.has_trained = False
 
     def note_commit(self, worker: Worker, commit: CommitId | None) -> None:
-        """Note what a worker holds. The first commit of a world clears everybody whom earlier failures had made suspect."""
+        """Note what a worker holds. The first commit of a world clears every worker that earlier failures had made suspect."""
         if commit is None or (worker.commit is not None and commit < worker.commit):
             return
         worker.commit = commit
@@ -188,13 +187,13 @@ class JobState:
         self.order(do.FailJob(error), *self.roster.release_all())
 
     def fail_if(self, error: SparkElasticError | None) -> bool:
-        """Fail the job if there is a reason to. Return whether there is."""
+        """Fail the job with ``error``, if there is one. Return whether there is."""
         if error is not None:
             self.fail(error)
         return error is not None
 
     def give_up_if_pointless(self) -> bool:
-        """Fail the job if the same failures come again and again. Return whether the job is over."""
+        """Fail the job if the same failures keep coming back. Return whether the job is over."""
         verdict = self.book.verdict()
         if verdict is not None:
             self.fail(TrainingFailedError(verdict, self.book.story()))

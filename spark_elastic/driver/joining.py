@@ -1,4 +1,4 @@
-"""When a running world is interrupted: for newcomers, for a host that drains, or for fewer workers to train."""
+"""When to interrupt a running world: for newcomers, for a draining host, or so that fewer workers train."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from spark_elastic.driver.situation import Situation
 
 
 def joins_at(seen: Situation, admission: Admission) -> float | None:
-    """Tell when the running world is to be interrupted for the newcomers that are ready; None if not at all.
+    """Return when the running world is to be interrupted for the newcomers that are ready; None if not at all.
 
-    Newcomers are collected until none has come for ``join_window``, and for as long as other workers boot, but never longer
-    than ``join_patience``.
+    Newcomers are collected until none has come for ``join_window`` and no other worker is booting, but never for longer than
+    ``join_patience``.
     """
     newcomers = seen.newcomers
     if seen.world is None or seen.world.phase is not WorldPhase.RUNNING or not newcomers:
@@ -27,7 +27,7 @@ def joins_at(seen: Situation, admission: Admission) -> float | None:
 
 
 def why_interrupt(seen: Situation, admission: Admission) -> str:
-    """Say why the running world is to end at its next commit; an empty string if it is to go on."""
+    """Say why the running world is to end at its next commit; an empty string if it is to continue."""
     if seen.world is None or seen.world.phase is not WorldPhase.RUNNING or not seen.settings.elastic:
         return ""
     members = seen.members

@@ -1,4 +1,4 @@
-"""What the driver knows of its connections: to tasks, to workers, and to tasks that wait for a slot to become vacant."""
+"""The driver's connections: to tasks, to workers, and to tasks that wait for a slot to become vacant."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TaskLink:
 
 @dataclass(slots=True)
 class WorkerLink:
-    """The connection to a worker, and what has come of its result."""
+    """The connection to a worker, and the part of its result that has arrived."""
 
     worker: int
     connection: Connection
@@ -35,13 +35,13 @@ class WorkerLink:
 
 
 def choose_backend(tasks: Sequence[TaskLink | None]) -> str:
-    """Return nccl where every task has a GPU that no other has, else gloo. None stands for a task that is gone."""
+    """Return nccl if every task has a GPU of its own, else gloo. None stands for a task that is gone."""
     gpus = [(task.facts.name, task.facts.gpus[0]) for task in tasks if task is not None and task.facts.gpus]
     return "nccl" if len(set(gpus)) == len(tasks) else HOST_BACKEND
 
 
 class Standby:
-    """Speculative duplicates of a slot's task, which wait until the original goes.
+    """Speculative duplicates of a slot's task, which wait until the original is gone.
 
     If a duplicate ended, Spark would consider the slot's work done and kill the original.
     """
@@ -50,7 +50,7 @@ class Standby:
         self._waiting: dict[int, list[asyncio.Future[None]]] = {}
 
     async def wait(self, slot: int, connection: Connection) -> bool:
-        """Wait until the slot is vacant. Return False if the duplicate went first."""
+        """Wait until the slot is vacant. Return False if the duplicate went away first."""
         vacant = asyncio.get_running_loop().create_future()
         waiting = self._waiting.setdefault(slot, [])
         waiting.append(vacant)
@@ -62,13 +62,13 @@ class Standby:
         return vacant.done()
 
     def vacate(self, slot: int) -> None:
-        """Wake all who wait for a slot; the first to look takes it."""
+        """Wake all duplicates that wait for a slot; the first to look takes it."""
         for vacant in self._waiting.pop(slot, []):
             if not vacant.done():
                 vacant.set_result(None)
 
     def close(self) -> None:
-        """Stop all waiting, because no slot becomes vacant any more."""
+        """Stop all waiting, because no slot will become vacant any more."""
         for waiting in self._waiting.values():
             for vacant in waiting:
                 vacant.cancel()

@@ -1,4 +1,4 @@
-"""HostListing: which machines may be used, where a discovery script says so."""
+"""HostListing: which machines may be used, according to the discovery script."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from spark_elastic.driver.hosts import Host
 
 @dataclass(slots=True)
 class HostListing:
-    """What was listed last: machines by name or address, each with the number of workers that it may run, None for any number.
+    """The last listing: machines by name or address, each with the number of workers that it may run, None for any number.
 
     A machine that has never been listed is left alone, because Spark decides where tasks run.
     """
@@ -19,12 +19,12 @@ class HostListing:
     _known: set[str] = field(default_factory=set)
 
     def update(self, slots: Mapping[str, int | None]) -> None:
-        """Take what the discovery script lists now: slots by host, None where it does not say how many."""
+        """Take the discovery script's present listing: slots by host, None where it does not say how many."""
         self.slots = slots
         self._known.update(slots)
 
     def plan(self, hosts: Iterable[Host]) -> tuple[list[Host], list[Host]]:
-        """Return the hosts to drain, which are the youngest of a machine that has too many, and drained ones to use again."""
+        """Return the hosts to drain (the youngest of a machine that has too many) and the drained hosts to use again."""
         if not self._known:
             return [], []
         machines: dict[str, list[Host]] = {}

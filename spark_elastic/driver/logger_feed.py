@@ -1,4 +1,4 @@
-"""LoggerFeed: turns the events of a job into what loggers log."""
+"""LoggerFeed: turns the events of a job into calls of the user's loggers."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ logger = logging.getLogger("spark_elastic")
 class LoggerFeed:
     """Feeds the user's loggers with the events of one job.
 
-    Metrics are those of whichever worker is rank 0 at the time, and steps count commits. What is done again after a loss is not
-    logged again: a value whose step lies before the last one of its name is left out. ``job/world_size`` and ``job/resets``
-    come from the driver, which does not know steps; they wait until rank 0 has told its own, for a job that resumes must not
-    begin at step 0.
+    Metrics are those of whichever worker is rank 0 at the time, and steps count commits. Steps that are repeated after a loss
+    are not logged again: a value is left out if its step lies before the last logged step of that name. ``job/world_size`` and
+    ``job/resets`` come from the driver, which does not know steps. They wait until rank 0 has reported its step, because a job
+    that resumes must not begin at step 0.
     """
 
     def __init__(self, loggers: Sequence[Logger], resumes: str | None) -> None:
         self._loggers = list_of_loggers(loggers)
         self._resumes = resumes
-        # The last step that is known, and what is logged at the next one.
+        # The last known step, and what is to be logged at the next one.
         self._step = 0
         self._waiting: dict[str, float] = {}
         self._resets = 0
@@ -43,7 +43,7 @@ class LoggerFeed:
         self._in_use = threading.Lock()
 
     def __enter__(self) -> LoggerFeed:
-        """Start the loggers. Raises what one of them raises; those before it are ended."""
+        """Start the loggers. If one raises, end those before it and raise its error."""
         for number, each in enumerate(self._loggers):
             try:
                 each.start(self._resumes)
@@ -62,7 +62,7 @@ class LoggerFeed:
             self._in_use.release()
 
     def see(self, entry: Entry) -> None:
-        """Hand an entry of the event log on. Blocks as long as loggers do; one that raises is left out from then on."""
+        """Pass on an entry of the event log. Blocks as long as the loggers do. A logger that raises is not called again."""
         with self._in_use:
             match entry.record:
                 case JobStarted(run_id):
@@ -83,7 +83,7 @@ class LoggerFeed:
                     self._reached(self._step, entry.time)
 
     def _reached(self, step: int, seconds: float) -> None:
-        """Log what has waited for a step. A job that falls back to a checkpoint comes to smaller ones again."""
+        """Log what has waited for a step. After a fall back to a checkpoint, steps may be smaller than before."""
         self._step = max(self._step, step)
         self._log(self._step, self._waiting, seconds)
         self._waiting = {}
@@ -105,5 +105,5 @@ class LoggerFeed:
                 logger.exception("%s raised; it is not called any more, the job goes on", type(each).__name__)
                 self._loggers.remove(each)
                 if method != "finish":
-                    with contextlib.suppress(Exception):  # what it holds is let go as far as it can
+                    with contextlib.suppress(Exception):  # it may still release what it holds
                         each.finish(f"{type(error).__name__}: {error}")

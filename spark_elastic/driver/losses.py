@@ -1,4 +1,4 @@
-"""Losses: what follows when a worker is lost, when a world cannot go on, and when nobody holds the state any more."""
+"""Losses: what follows when a worker is lost, when a world cannot continue, and when nobody holds the state any more."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from spark_elastic.protocol.records import HostCooling, NewcomersPaused, StateLo
 
 
 def lose_worker(job: JobState, number: int, why: str | FirstSign) -> None:
-    """Take a worker out of the job. From now on everything that it sends is ignored."""
+    """Take a worker out of the job. Everything that it sends from now on is ignored."""
     worker = job.workers.get(number)
     if worker is None or worker.phase is WorkerPhase.DONE or job.over:
         return
@@ -57,7 +57,7 @@ def lose_worker(job: JobState, number: int, why: str | FirstSign) -> None:
 
 
 def _forgive_the_blamed(job: JobState, world: Generation) -> None:
-    """Take back the blame for a world that has not formed: the loss of a worker explains that."""
+    """Take back the blame for a world that has not formed: the loss of a worker explains it."""
     if not world.was_formed:
         for number in world.blamed & set(job.workers):
             job.workers[number].form_failures -= 1
@@ -65,7 +65,7 @@ def _forgive_the_blamed(job: JobState, world: Generation) -> None:
 
 
 def _count_failed_newcomer(job: JobState, world: Generation, newcomer: Worker, cause: str) -> None:
-    """Count a newcomer that has broken a world in which others train, once a world, and let further newcomers wait."""
+    """Count, once per world, a newcomer that has broken a world in which others train. Further newcomers may have to wait."""
     if world.newcomers_failed:
         return
     world.newcomers_failed = True
@@ -79,9 +79,9 @@ def _count_failed_newcomer(job: JobState, world: Generation, newcomer: Worker, c
 
 
 def break_world(job: JobState, reason: str, is_newcomers: bool | None = None) -> None:
-    """Break a world that cannot go on: have all ranks abort their collectives and come back to the elastic function.
+    """Break a world that cannot continue: have all ranks abort their collectives and come back to the elastic function.
 
-    ``is_newcomers``: whether a newcomer was lost, or another member; None where nobody is known to be lost.
+    ``is_newcomers``: True if a newcomer was lost, False if another member was; None if nobody is known to be lost.
     """
     world = job.world
     assert world is not None
@@ -107,9 +107,10 @@ def break_world(job: JobState, reason: str, is_newcomers: bool | None = None) ->
 
 
 def note_survivors_commit(job: JobState, commit: CommitId | None) -> None:
-    """Count a world's end as a reset if a commit of a survivor shows that the newcomer which broke the world had trained.
+    """Count a world's end as a reset if a survivor's commit shows that the newcomer which broke the world had trained.
 
-    A second commit in a world takes the first one of every rank; the newcomer's own word of that may never have come.
+    No rank can make its second commit in a world before every rank has made its first. The newcomer's own report of that may
+    never have arrived.
     """
     world = job.world
     if commit is None or world is None or world.phase is not WorldPhase.BREAKING or world.counts_as_reset:
@@ -120,7 +121,7 @@ def note_survivors_commit(job: JobState, commit: CommitId | None) -> None:
 
 
 def break_unconnected(job: JobState, reason: str) -> None:
-    """Break a world whose ranks have not connected to each other, and replace those who are to blame."""
+    """Break a world whose ranks have not connected to each other, and replace the workers that are to blame."""
     world = job.world
     assert world is not None
     members = job.members
@@ -139,7 +140,7 @@ def break_unconnected(job: JobState, reason: str) -> None:
 
 
 def break_stuck(job: JobState, stuck: CollectivesStuck) -> None:
-    """Break a world that does not get on. The next one has new connections; if that gets stuck, too, silent workers go."""
+    """Break a world that is stuck. The next one has new connections; if it gets stuck, too, silent workers are given up."""
     if job.fail_if(
         job.setbacks.got_stuck(
             stuck.reason, bool(stuck.silent), stuck.all_wait, job.book.story(), are_others=stuck.are_others
@@ -163,7 +164,7 @@ def _all_members_lost(job: JobState, world: Generation) -> None:
         who = f"all {members} workers" if members > 1 else "the only worker"
         job.fail(TrainingFailedError(f"{who} of the world raised", job.book.story()))
     elif any(worker.phase is WorkerPhase.READY and worker.commit is not None for worker in job.workers.values()):
-        pass  # a worker whose host drains may not have been dismissed yet, and then still holds a commit
+        pass  # a worker whose host drains still holds a commit until it is dismissed
     elif world.was_formed or job.newest_commit is not None:
         lose_state(job, what)
     else:
@@ -176,7 +177,7 @@ def _all_members_lost(job: JobState, world: Generation) -> None:
 
 
 def lose_state(job: JobState, what: str) -> None:
-    """Go on from the newest durable checkpoint, as a new run would, or fail: nobody holds the state any more."""
+    """Continue from the newest durable checkpoint, as a new run would, or fail: nobody holds the state any more."""
     if job.fail_if(job.setbacks.lost_state(what, job.book.story())):
         return
     job.record(StateLost(job.generation, what))

@@ -1,10 +1,10 @@
 """DriverMachine: turns what happened (events) into what to do (commands).
 
 It does no I/O, starts nothing and reads no clock, so that every schedule of faults can be replayed. Each formed world is a
-*generation*. ``phases`` has the table of what a world and a worker go through.
+*generation*. The tables in ``phases`` list the phases of worlds and workers.
 
-``JobState`` has all that is known, and the steps by which it changes. For each event the table below names the function that
-notes it. ``advance`` then does what has become possible.
+``JobState`` holds everything that is known, and the steps by which it changes. For each event, the table below names the
+function that notes it. Then ``advance`` does what has become possible.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ NOTED_BY: Mapping[type[ev.Event], Callable[[JobState, Any], None]] = {
 class DriverMachine:
     """Decides for one job: ``note`` takes an event, and ``decide`` does what follows from all that is known.
 
-    ``handle`` does both. Noting an event costs the same in a small and in a large world, while deciding looks at all workers, so
-    a caller that gets many events at once notes them all and decides once. ``job`` is there to be looked at. Once ``job.over``,
-    nothing more is decided.
+    ``handle`` does both. Noting an event costs the same in a small and in a large world, while deciding looks at all workers,
+    so a caller that gets many events at once notes them all and decides once. ``job`` is for reading only. Once ``job.over`` is
+    true, nothing more is decided.
     """
 
     def __init__(self, settings: JobSettings, now: float) -> None:
@@ -66,7 +66,7 @@ class DriverMachine:
         return [*self.note(event, now), *self.decide()]
 
     def note(self, event: ev.Event, now: float) -> list[do.Command]:
-        """Take note of an event; return what it calls for by itself, in order."""
+        """Take note of an event; return the commands that follow from it alone, in order."""
         job = self.job
         pause = job.clock.advance(now)
         if pause is not None and not job.over:
@@ -82,7 +82,7 @@ class DriverMachine:
         return job.take_commands()
 
     def decide(self) -> list[do.Command]:
-        """Decide what has become possible by the events that were noted; return what to do, in order."""
+        """Decide what the noted events have made possible; return what to do, in order."""
         job = self.job
         try:
             if not job.over:
@@ -92,7 +92,7 @@ class DriverMachine:
         return job.take_commands()
 
     def cancel(self, error: SparkElasticError) -> list[do.Command]:
-        """End the job for a reason from outside."""
+        """End the job for an external reason."""
         self.job.fail(error)
         return self.job.take_commands()
 
@@ -106,7 +106,7 @@ class DriverMachine:
         return job.clock.to_driver_time(min(known)) if known else None
 
     def _after_the_end(self, event: ev.Event) -> None:
-        """Note an event of a job that is over: such a job admits nobody."""
+        """Note an event of a job that is over. Such a job admits nobody."""
         if isinstance(event, ev.TaskRegistered):
             self.job.order(do.ReleaseTask(event.host))
         elif isinstance(event, ev.WorkerExited):

@@ -1,8 +1,9 @@
-"""Where a driver is found that runs in a slot: a post office in a process of its own, which its executor outlives.
+"""How a client finds a driver that runs in a slot: through a post office in a process of its own on some executor.
 
-Nobody knows in advance in which executor Spark will run the driver, and Spark reports nothing of a running task. Therefore a
-first, short task leaves this process behind and returns its address; the driver's task puts its own addresses there, and a
-third task fetches them. The process ends when that has been done, with its executor, or when it has waited for too long.
+Nobody knows in advance on which executor Spark will run the driver, and Spark returns nothing from a running task. So a first,
+short task leaves this process behind and returns its address. The driver's task then leaves its own addresses there, and a
+third task fetches them. The process ends once they have been fetched, when its executor ends, or when it has waited for too
+long.
 """
 
 from __future__ import annotations
@@ -25,15 +26,16 @@ from spark_elastic.launchers.connect import local_address
 from spark_elastic.launchers.spark_task import find_executor
 from spark_elastic.protocol.credentials import Credentials
 
-# The task that has fetched the addresses may be lost before it returns them; then another task fetches them.
+# How many seconds the process stays after a fetch: the task that has fetched the addresses may be lost before it returns
+# them, and then another task fetches them.
 GRACE_SECONDS = 2.0
 START_SECONDS = 60.0
-# The address to which a route is looked up if the session does not tell where Spark's own driver is; nothing is sent there.
+# The address to which a route is looked up if the session does not say where Spark's own driver is; nothing is sent there.
 SOME_PORT = 9
 
 
 class Invitation(msgspec.Struct, frozen=True):
-    """What the process is told, over its standard input."""
+    """What the process is given on its standard input."""
 
     certificate: bytes
     private_key: bytes
@@ -43,14 +45,14 @@ class Invitation(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class OpenMeeting:
-    """What the first task does. ``towards``: the host of Spark's own driver; ``seconds``: for how long to wait for the others."""
+    """What the first task does. ``towards``: the host of Spark's own driver. ``seconds``: how long to wait for the others."""
 
     credentials: Credentials
     towards: str
     seconds: float
 
     def __call__(self, rows: Iterable[bytes]) -> list[bytes]:
-        """Leave the process behind; return its addresses, encoded."""
+        """Leave the process behind and return its addresses, encoded."""
         given = Invitation(self.credentials.certificate, self.credentials.private_key, find_executor(), self.seconds)
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         said = subprocess.run(
@@ -67,13 +69,13 @@ class OpenMeeting:
 
 @dataclass(frozen=True, slots=True)
 class EndMeeting:
-    """The function of a task that ends the process, where no driver is going to come."""
+    """The function of a task that ends the process if no driver is going to come."""
 
     addresses: Addresses
     credentials: Credentials
 
     def __call__(self, rows: Iterable[bytes]) -> list[bytes]:
-        """Leave a letter and fetch it, after which the process ends. One that has ended already is no error."""
+        """Leave a letter and fetch it, after which the process ends. It is no error if the process has already ended."""
         with contextlib.suppress(OSError):
             for request in (Put(b""), Fetch(0)):
                 visit(self.addresses, self.credentials, request)
@@ -81,7 +83,7 @@ class EndMeeting:
 
 
 def own_addresses(towards: str, port: int) -> Addresses:
-    """Return where other executors may reach a port of this machine."""
+    """Return the addresses at which other executors may reach a port of this machine."""
     hosts = (local_address(towards, SOME_PORT), socket.gethostname())
     return tuple((host, port) for host in dict.fromkeys(hosts) if host)
 
@@ -92,7 +94,7 @@ def read_addresses(row: bytes) -> Addresses:
 
 
 def main() -> None:
-    """Listen, say on which port, and stay behind in a process that nobody waits for."""
+    """Listen, print the port, and stay behind in a process that nobody waits for."""
     given = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Invitation)
     listener = listen("", 0)
     print(listener.getsockname()[1], flush=True)
@@ -110,7 +112,7 @@ def main() -> None:
         watched = select.poll()
         watched.register(executor, select.POLLIN)
         deadline = time.monotonic() + given.seconds
-        # The process waits for two things, of which only one is a descriptor.
+        # The loop polls because it waits for two things, only one of which is a descriptor.
         while time.monotonic() < deadline and not watched.poll(200):
             if post.taken.is_set():
                 deadline = min(deadline, time.monotonic() + GRACE_SECONDS)

@@ -1,4 +1,4 @@
-"""Narrator: tells people in the driver's log who was lost, where and why, and how the job went on."""
+"""Narrator: tells people in the driver's log which workers were lost, where and why, and how the job continued."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from spark_elastic.errors import name_worker
 from spark_elastic.protocol import records, reports
 from spark_elastic.protocol.records import Record
 
-# How many seconds a loss waits before it is logged; its cause and its consequences usually become known in that time.
+# How many seconds a loss waits before it is logged. Its cause and its consequences usually become known in that time.
 FLUSH_SECONDS = 1.0
 
-# The level and the text of what is logged.
+# The level and the text of a log message.
 Line = tuple[int, str]
 
 
 @dataclass(slots=True)
 class _Loss:
-    """A lost worker that was not told of yet: soon more may be known of how it ended, and of how the job goes on."""
+    """A lost worker that has not been logged yet: more may soon be known about how it ended and how the job continues."""
 
     worker: int
     who: str
@@ -34,18 +34,18 @@ class _Loss:
 
 
 class Narrator:
-    """Turns the machine's records into log lines; pure. Losses, and how they end, are warnings; what was planned is not.
+    """Turns the machine's records into log lines; pure. Losses and their consequences are warnings; planned changes are not.
 
-    A loss is told in one line: it waits until it is known how the process ended and that the job goes on, or until ``flush``.
+    A loss is logged as one line. It waits until it is known how the process ended and that the job continues, or until ``flush``.
     """
 
     def __init__(self, elastic: bool = True) -> None:
         self._elastic = elastic
         self._is_broken = False
         self._commit = "None"
-        # Whether the newest world's rank 0 has not entered the user's function yet.
+        # Whether rank 0 of the newest world has not entered the user's function yet.
         self._is_beginning = False
-        # How the state was lost, until the job has gone on from its durable checkpoint.
+        # How the state was lost, until the job has continued from its durable checkpoint.
         self._state_lost = ""
         # The host of every worker, and the workers of every generation in rank order.
         self._hosts: dict[int, str] = {}
@@ -53,17 +53,17 @@ class Narrator:
         # The generations and ranks for which a warning about slowness was logged.
         self._slow: set[tuple[int, int]] = set()
         self._waiting: list[_Loss] = []
-        # How the job goes on after these losses, as soon as that is known.
+        # How the job continues after these losses, once that is known.
         self._sequel = ""
         # The workers whose loss was logged before it was known how their process had ended.
         self._told: dict[int, str] = {}
-        # What workers have raised, until their loss is told. All ranks often raise the same, which is shown once.
+        # What workers have raised, until their loss is logged. All ranks often raise the same error, which is shown once.
         self._tracebacks: dict[int, str] = {}
         self._shown = ""
 
     @property
     def is_waiting(self) -> bool:
-        """Whether ``flush`` would tell something."""
+        """Whether ``flush`` would return any lines."""
         return bool(self._waiting)
 
     def hear_traceback(self, worker: int, traceback: str) -> None:
@@ -71,7 +71,7 @@ class Narrator:
         self._tracebacks[worker] = traceback.rstrip()
 
     def flush(self) -> list[Line]:
-        """Return lines for the losses that wait, however little is known of them."""
+        """Return lines for the losses that wait, however little is known about them."""
         if not self._waiting:
             return []
         text = "; ".join(map(str, self._waiting)) + (self._sequel or self._consequence)
@@ -86,7 +86,7 @@ class Narrator:
         return [(logging.WARNING, text)]
 
     def forget(self) -> None:
-        """Drop the losses that wait, because the job's error tells of them."""
+        """Drop the losses that wait, because the job's error describes them."""
         self._waiting, self._sequel = [], ""
 
     def tell(self, record: Record) -> list[Line]:  # noqa: C901  # a case for each record
@@ -135,7 +135,7 @@ class Narrator:
         return []
 
     def _tell_shares(self, generation: int, change: reports.SharesChanged) -> list[Line]:
-        """Warn of a slow rank once in a generation; what follows are corrections."""
+        """Warn of a slow rank once per generation; later changes of shares are corrections."""
         is_new = change.slow_rank is not None and (generation, change.slow_rank) not in self._slow
         if change.slow_rank is not None:
             self._slow.add((generation, change.slow_rank))
@@ -152,7 +152,7 @@ class Narrator:
     def _consequence(self) -> str:
         if self._state_lost:
             return f"; {self._state_lost}"
-        # In a fixed world the next line tells what follows: RunAgain, or the job's error.
+        # In a fixed world the next line says what follows: RunAgain, or the job's error.
         return "; its survivors go back to their last commit" if self._is_broken and self._elastic else ""
 
     def _note_break(self, generation: int, reason: str) -> list[Line]:
@@ -179,7 +179,7 @@ class Narrator:
         return self._flush_what_is_complete()
 
     def _note_entry(self, generation: int, step: int) -> list[Line]:
-        """Tell from where a world goes on that has begun without a commit, if not from the beginning of the training."""
+        """Say from where a world without a commit continues, unless that is the beginning of the training."""
         level = logging.WARNING if self._state_lost else logging.INFO
         is_told = self._is_beginning and self._commit == "None" and (step > 0 or bool(self._state_lost))
         self._is_beginning, self._state_lost = False, ""
@@ -196,7 +196,7 @@ class Narrator:
 
 
 class Narration:
-    """Logs what a narrator tells, and has it tell of losses after ``FLUSH_SECONDS`` at the latest. For one thread."""
+    """Logs what a narrator tells, and has it flush losses after ``FLUSH_SECONDS`` at the latest. Not thread-safe."""
 
     def __init__(
         self,
@@ -210,7 +210,7 @@ class Narration:
         self._timer: asyncio.TimerHandle | None = None
 
     def tell(self, record: Record) -> None:
-        """Log what there is to be said of a record."""
+        """Log what the narrator says about a record."""
         self._log_all(self.narrator.tell(record))
         if self.narrator.is_waiting and self._timer is None:
             self._timer = self._call_later(FLUSH_SECONDS, self._flush)

@@ -16,7 +16,7 @@ from spark_elastic.protocol.messages import Stream
 
 logger = logging.getLogger("spark_elastic")
 
-# How many messages may wait to be printed. Each holds what a worker wrote at one time, some hundred kilobytes at most.
+# How many messages may wait to be printed. Each holds what a worker wrote at once, at most a few hundred kilobytes.
 BACKLOG = 64
 END_SECONDS = 5.0
 
@@ -38,8 +38,8 @@ class _LogLine:
 class OutputPrinter:
     """Prints from a thread of its own, from ``__enter__`` to ``__exit__``.
 
-    A terminal, pager or pipe that takes no more must not hold up the job, so lines that find the backlog full are only counted.
-    Each write happens inside ``aside(stream)``, which wipes whatever else is drawn there.
+    A blocked terminal, pager or pipe must not hold up the job, so lines that find the backlog full are only counted. Each write
+    happens inside ``aside(stream)``, which wipes whatever else is drawn there.
     """
 
     def __init__(self, aside: Callable[[TextIO], AbstractContextManager[object]] = nullcontext) -> None:
@@ -57,7 +57,7 @@ class OutputPrinter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Print what waits, or give that up after ``END_SECONDS`` in which nobody takes it."""
+        """Print what waits, or give up after ``END_SECONDS`` in which no output was taken."""
         counts = [_Page(stream, prefix, (), dropped) for (stream, prefix), dropped in self._dropped.items()]
         try:
             for page in [*counts, None]:
@@ -70,7 +70,7 @@ class OutputPrinter:
             self._thread.join(timeout=END_SECONDS)
 
     def show(self, stream: Stream, prefix: str, lines: tuple[str, ...], dropped: int = 0, wait: float = 0.0) -> None:
-        """Have lines printed, and how many were dropped before these; blocks for ``wait`` at most. For one thread only."""
+        """Have lines printed, and how many were dropped before them. Blocks for at most ``wait`` seconds. Not thread-safe."""
         dropped += self._dropped.pop((stream, prefix), 0)
         try:
             self._pages.put(_Page(stream, prefix, lines, dropped), block=wait > 0.0, timeout=wait or None)
@@ -78,7 +78,7 @@ class OutputPrinter:
             self._dropped[stream, prefix] = dropped + len(lines)
 
     def log(self, level: int, text: str) -> None:
-        """Have a line logged; never blocks. The line is lost if the backlog is full."""
+        """Have a line logged. Never blocks; the line is lost if the backlog is full."""
         try:
             self._pages.put_nowait(_LogLine(level, text))
         except queue.Full:

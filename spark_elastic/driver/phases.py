@@ -1,7 +1,7 @@
-"""The phases of a world and of a worker, and every way from one to another.
+"""The phases of a world and of a worker, and every transition between them.
 
-Worlds and workers change their phase in ``Generation.enter`` and ``Worker.enter``, which look it up here and raise
-``IllegalTransition`` where the tables have no entry. docs/phases.svg shows them.
+Worlds and workers change their phase in ``Generation.enter`` and ``Worker.enter``, which look up the new phase here and raise
+``IllegalTransition`` if the tables have no entry. docs/phases.svg shows the tables.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from enum import Enum, unique
 
 
 class IllegalTransition(AssertionError):
-    """The tables have no such change for the phase in which ``who`` is. This is a bug of this package, never of user code."""
+    """The tables have no such change for the present phase of ``who``. This is a bug in this package, never in user code."""
 
     def __init__(self, who: str, phase: Enum, change: Enum) -> None:
         super().__init__(f"{who} is {phase.name}, where {change.name} ({change.value}) cannot happen")
 
 
 class _Worded(Enum):
-    """An enum whose values are wording for people."""
+    """An enum whose values are descriptions for people."""
 
-    # The driver looks up members for each of many workers, and this hash, in C, is several times as fast as that of Enum.
+    # The driver looks up members for each of many workers. This hash is in C, and several times as fast as that of Enum.
     __hash__ = object.__hash__
 
 
@@ -76,7 +76,7 @@ class WorkerChange(_Worded):
     DISMISSED = "it is told to end"
 
 
-# A world begins in FORMING. A job that fails leaves its world in the phase in which it was.
+# A world begins in FORMING. When a job fails, its world stays in its phase.
 WORLD: Mapping[tuple[WorldPhase, WorldChange], WorldPhase] = {
     (WorldPhase.FORMING, WorldChange.CONNECTED): WorldPhase.RUNNING,
     (WorldPhase.FORMING, WorldChange.BROKE): WorldPhase.BREAKING,
@@ -105,7 +105,7 @@ WORKER: Mapping[tuple[WorkerPhase, WorkerChange], WorkerPhase] = {
     (WorkerPhase.BOOTING, WorkerChange.DISMISSED): WorkerPhase.LEAVING,
     (WorkerPhase.READY, WorkerChange.STOOD_READY): WorkerPhase.READY,
     (WorkerPhase.READY, WorkerChange.CHOSEN): WorkerPhase.MEMBER,
-    # The worker had come back although all ranks had returned, and has returned again.
+    # All ranks had returned; the worker had come back nevertheless, and has returned again.
     (WorkerPhase.READY, WorkerChange.DELIVERED): WorkerPhase.DONE,
     (WorkerPhase.READY, WorkerChange.DISMISSED): WorkerPhase.LEAVING,
     (WorkerPhase.MEMBER, WorkerChange.STOOD_READY): WorkerPhase.READY,
@@ -118,6 +118,6 @@ WORKER: Mapping[tuple[WorkerPhase, WorkerChange], WorkerPhase] = {
     # The worker's host drains twice, or its result was under way when it was told to end.
     (WorkerPhase.LEAVING, WorkerChange.DISMISSED): WorkerPhase.LEAVING,
     (WorkerPhase.LEAVING, WorkerChange.DELIVERED): WorkerPhase.DONE,
-    # The worker had returned before another one showed that there is an elastic function.
+    # The worker had returned before another worker showed that there is an elastic function.
     (WorkerPhase.DONE, WorkerChange.DISMISSED): WorkerPhase.LEAVING,
 }

@@ -1,4 +1,4 @@
-"""Where the driver of a job runs: the interface of such a place, and what each is given."""
+"""Where the driver of a job runs: the interface of such a place, and what every place is given."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SIGNAL_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class CheckpointWish:
-    """What the user's arguments say about a durable checkpoint."""
+    """The user's arguments for a durable checkpoint."""
 
     url: str
     interval: float
@@ -52,7 +52,7 @@ class CheckpointWish:
 
 
 class DriverPlace(Protocol):
-    """Runs one job's driver. It is made with the user's wish for a checkpoint, or None."""
+    """Runs one job's driver. It is constructed with the user's wish for a checkpoint, or None."""
 
     def prepare(self, launcher: Launcher, host_discovery_script: str | os.PathLike[str] | None) -> None:
         """Do what can fail before anything is started. Raises ``CheckpointError``, or ``ValueError`` for wrong arguments."""
@@ -60,12 +60,12 @@ class DriverPlace(Protocol):
     def sizes(
         self, launcher: Launcher, num_proc: int | None, min_np: int | None, max_np: int | None
     ) -> tuple[int, int, int]:
-        """Fill in sizes that are None by what there is besides the driver. Return ``min_np``, ``num_proc`` and ``max_np``."""
+        """Fill in sizes that are None from the slots besides the driver's. Return ``min_np``, ``num_proc`` and ``max_np``."""
 
     def run(
         self, launcher: Launcher, settings: JobSettings, call: bytes, log: EventLog, printer: OutputPrinter
     ) -> list[bytes]:
-        """Run the job to its end. Return the pickled results in rank order, or raise the job's error."""
+        """Run the job until it ends. Return the pickled results in rank order, or raise the job's error."""
 
 
 def begin_job(
@@ -77,7 +77,7 @@ def begin_job(
     checkpoint: CheckpointPlan | None,
     application: str,
 ) -> bytes:
-    """Record that a job begins. Return what each of its workers is given, encoded."""
+    """Record that a job begins. Return the encoded job that each of its workers is given."""
     log.record(
         JobStarted(
             run_id=run_id,

@@ -1,7 +1,7 @@
-"""The post office of a job whose driver runs in a slot: letters that wait there until somebody fetches them.
+"""The post office of a job whose driver runs in a slot: it keeps letters until somebody fetches them.
 
-Spark returns nothing of a task before the task ends, and a driver runs as long as its job. So it leaves what it has to say in a
-post office, from which tasks of a moment fetch it. Those who put or fetch letters show the job's certificate, as on all
+Spark returns nothing from a task before the task ends, and a driver runs as long as its job. So the driver leaves its reports
+in a post office, from which short tasks fetch them. Whoever puts or fetches letters shows the job's certificate, as on all
 connections.
 """
 
@@ -25,11 +25,11 @@ from spark_elastic.protocol.messages import Message
 Addresses = tuple[tuple[str, int], ...]
 
 REQUEST_SECONDS = 15.0
-# How many seconds a fetch that finds no letter waits for one, because each fetch is a Spark job.
+# How many seconds a fetch that finds no letter waits for one: each fetch is a Spark job, so there should be few.
 WAIT_SECONDS = 20.0
-# How many seconds a first letter waits for further ones, so that they travel together.
+# How many seconds a first letter waits for further letters, so that they travel together.
 GATHER_SECONDS = 0.5
-# How many letters may wait. While there are so many, new ones are turned away.
+# How many letters may wait. Once there are this many, new ones are turned away.
 LIMIT = 50_000
 END_SECONDS = 5.0
 
@@ -41,20 +41,20 @@ class Put(Message, frozen=True):
 
 
 class Fetch(Message, frozen=True):
-    """Ask for the letters after this number. Those up to it have arrived, and are forgotten."""
+    """Ask for the letters after this number. Letters up to it have arrived, and are forgotten."""
 
     after: int
 
 
 class Letter(Message, frozen=True):
-    """One letter; they are numbered from 1 on."""
+    """One letter. Letters are numbered from 1."""
 
     number: int
     content: bytes
 
 
 class NoMore(Message, frozen=True):
-    """The end of the letters that are there at present."""
+    """Marks the end of the present letters."""
 
 
 class PostOffice:
@@ -86,14 +86,14 @@ class PostOffice:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Answer the fetches that wait, and refuse all others."""
+        """Answer waiting fetches and refuse new ones."""
         asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(END_SECONDS)
         self._loop.close()
 
     def put(self, content: bytes) -> None:
-        """Leave a letter, from any thread, without waiting. It is turned away, and counted, where too many wait."""
+        """Leave a letter, from any thread, without waiting. If too many wait, it is turned away and counted."""
         with self._lock:
             if len(self._letters) >= LIMIT:
                 self._turned_away += 1
@@ -104,7 +104,7 @@ class PostOffice:
         self._loop.call_soon_threadsafe(self._changed.set)
 
     def take_turned_away(self) -> int:
-        """Say how many letters were turned away since the last call."""
+        """Return how many letters have been turned away since the last call."""
         with self._lock:
             count, self._turned_away = self._turned_away, 0
             return count
@@ -146,7 +146,7 @@ class PostOffice:
             connection.abort()
 
     async def _after(self, number: int) -> list[Letter]:
-        """Wait for letters after this number, for a while."""
+        """Wait for letters after this number, at most for ``WAIT_SECONDS``, and return them."""
         with self._lock:
             while self._letters and self._letters[0].number <= number:
                 self._letters.popleft()
@@ -172,7 +172,7 @@ class FetchLetters:
     after: int
 
     def __call__(self, rows: Iterable[bytes]) -> list[bytes]:
-        """Fetch them, waiting a while for the first. Return no row at all where the post office cannot be reached."""
+        """Fetch the letters, waiting a while for the first. Return no row if the post office cannot be reached."""
         try:
             letters = visit(self.addresses, self.credentials, Fetch(self.after))
         except OSError:
@@ -181,14 +181,14 @@ class FetchLetters:
 
 
 def read_letters(rows: Iterable[bytes]) -> list[Letter] | None:
-    """Read what the task of ``FetchLetters`` has returned; None where the post office could not be reached."""
+    """Read what a ``FetchLetters`` task has returned; None if the post office could not be reached."""
     answers = [msgspec.msgpack.decode(row, type=list[Letter]) for row in rows]
     return answers[0] if answers else None
 
 
 def visit(addresses: Addresses, credentials: Credentials, request: Put | Fetch) -> list[Letter]:
-    """Put a letter, or fetch some. Raises ``OSError`` where the post office cannot be reached or goes away."""
-    # asyncio.run would leave this Python process without an event loop for what Spark runs in it next.
+    """Put a letter, or fetch some. Raises ``OSError`` if the post office cannot be reached or goes away."""
+    # asyncio.run would leave this Python process without an event loop for whatever Spark runs in it next.
     loop = asyncio.new_event_loop()
     try:
         return loop.run_until_complete(_visit(addresses, credentials, request))

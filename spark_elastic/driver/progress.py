@@ -1,4 +1,4 @@
-"""JobView: what people want to know about a running job. It turns events into one line, without I/O or a clock."""
+"""JobView: turns the events of a running job into one line for people, without I/O or a clock."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 from spark_elastic.protocol import records, reports
 from spark_elastic.protocol.records import Entry, Record, WorkerReported
 
-# How many of the last reports the shown speed is computed from.
+# From how many of the last reports the shown speed is computed.
 SPEED_REPORTS = 20
 METRICS_SHOWN = 3
-# Names that are reported along with metrics, and that the line shows elsewhere.
+# Names that are reported along with metrics but shown elsewhere in the line.
 _KNOWN = {"step", "epoch", "rows"}
 
 
 @dataclass(slots=True)
 class Gathering:
-    """Follows how hosts and workers come together: who is there, is being started, runs, and is ready."""
+    """Follows how hosts and workers come together: which have arrived, are being started, run, and are ready."""
 
     hosts: set[int] = field(default_factory=set)
     starting: set[int] = field(default_factory=set)
@@ -41,7 +41,7 @@ class Gathering:
                 self._move(worker, None)
 
     def awaited(self, size: int) -> str:
-        """Say what a world of ``size`` workers waits for; empty if for nothing that is known."""
+        """Say what a world of ``size`` workers waits for; an empty string if nothing is known."""
         counts = (
             (size - len(self.hosts), "waits for a slot", "wait for slots"),
             (len(self.starting), "imports torch", "import torch"),
@@ -58,7 +58,7 @@ class Gathering:
 
 @dataclass(slots=True)
 class JobView:
-    """Follows one job. ``doing`` says what the job does when it does not train, and is empty while it trains."""
+    """Follows one job. ``doing`` says what the job does while it does not train, and is empty while it trains."""
 
     doing: str = "starting"
     max_np: int = 0
@@ -75,7 +75,7 @@ class JobView:
     _reports: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=SPEED_REPORTS))
 
     def see(self, entry: Entry) -> None:
-        """Take an entry of the event log into account, or pass it over if it says nothing to people."""
+        """Take an entry of the event log into account. Entries that mean nothing to people are ignored."""
         self.gathering.see(entry.record)
         match entry.record:
             case records.JobStarted():
@@ -113,12 +113,12 @@ class JobView:
                 is_end = rows == 0 and epoch > 0
                 self.epoch, self.rows = (epoch - 1, rows_total) if is_end else (epoch, rows)
                 self.rows_total = rows_total
-        if self.rows is None or progress.rows is not None:  # speed is either of rows or of steps
+        if self.rows is None or progress.rows is not None:  # speed counts either rows or steps
             self._reports.append((time, progress.done))
 
     @property
     def speed(self) -> float | None:
-        """Rows a second, or steps a second where nobody counts rows; None until there are two reports."""
+        """Rows per second, or steps per second if nobody counts rows; None until there are two reports."""
         if len(self._reports) < 2 or self._reports[-1][0] <= self._reports[0][0]:
             return None
         (first, before), (last, now) = self._reports[0], self._reports[-1]
@@ -126,31 +126,31 @@ class JobView:
 
     @property
     def share(self) -> float | None:
-        """The part of the epoch's rows that is done, from 0 to 1."""
+        """The fraction of the epoch's rows that is done, from 0 to 1."""
         return self.rows / self.rows_total if self.rows is not None and self.rows_total else None
 
     @property
     def has_begun(self) -> bool:
-        """Whether there is a job already, and not only a Spark session that starts."""
+        """Whether the job has begun, and not only a Spark session that is starting."""
         return self.num_proc > 0
 
     @property
     def awaited(self) -> str:
-        """What the first world waits for; empty once it forms."""
+        """What the first world waits for; an empty string once it forms."""
         if self.generation or not self.has_begun or self.doing in ("finished", "failed"):
             return ""
         return self.gathering.awaited(self.num_proc)
 
     @property
     def head(self) -> str:
-        """Where the job is; empty as long as it has taken no step."""
+        """Where the job is; an empty string until it has taken a step."""
         if self.share is not None:
             return f"epoch {self.epoch} {self.share:4.0%}"
         return f"step {self.step:,}" if self.step else ""
 
     @property
     def tail(self) -> str:
-        """How the job is doing, the more important first, because narrow terminals cut the end off."""
+        """How the job is doing, most important facts first, because narrow terminals cut off the end."""
         parts = [": ".join(filter(None, (self.doing, self.awaited)))] if self.doing else []
         if self.rows is not None:
             parts.append(f"{self.rows:,}/{self.rows_total:,} rows")

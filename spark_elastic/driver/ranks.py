@@ -1,4 +1,4 @@
-"""Who is in a world, and with which rank: pure functions of who is there and how old they are."""
+"""Ranks: which workers are in a world, and with which rank. Pure functions of the candidates and their age."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from spark_elastic.protocol.messages import CommitId, Member
 def assign_ranks(candidates: Iterable[Worker], newest: CommitId | None = None) -> tuple[Member, ...]:
     """Rank the candidates: the oldest is rank 0, and the workers of a machine get consecutive ranks.
 
-    They continue from the commit ``newest``, which some of them hold whole or in slices.
+    The members continue from the commit ``newest``, which some of them hold whole or in slices.
 
     Workers are numbered by age. Machines are ordered by their oldest worker, workers of a machine by age. ``cross_rank``
     is a worker's place among those with the same ``local_rank`` on all machines, as in MPI.
@@ -41,7 +41,7 @@ def assign_ranks(candidates: Iterable[Worker], newest: CommitId | None = None) -
 
 
 def _commit_of(candidate: Worker, newest: CommitId | None) -> CommitId | None:
-    """Return ``newest`` if a candidate holds something of it, else the older commit that it holds."""
+    """Return ``newest`` if a candidate holds any part of it, else the older commit that the candidate holds."""
     if newest is None or candidate.commit is None:
         return None
     if candidate.slices_of(newest) is not None:
@@ -52,11 +52,11 @@ def _commit_of(candidate: Worker, newest: CommitId | None) -> CommitId | None:
 def choose_members(
     candidates: Iterable[Worker], max_np: int, newest: CommitId | None, leaving: Collection[int]
 ) -> list[Worker]:
-    """Choose who is in the next world: the oldest that stay, at most ``max_np``, with holders of the newest commit.
+    """Choose the members of the next world: the oldest that stay, at most ``max_np``, with holders of the newest commit.
 
-    Where ranks hold commits in slices, and more than ``max_np`` are needed to put the newest one together, all of these are.
-    ``leaving`` are the workers whose host drains. One of them is kept only when without it nobody holds the newest commit, alone
-    or together: it hands the state on, and leaves at the next planned change.
+    If commits are held in slices and more than ``max_np`` workers are needed to put the newest one together, all of these are
+    chosen. ``leaving`` are the workers whose host drains. One of them is kept only if the others, alone or together, do not
+    hold the newest commit: it hands the state on, and leaves at the next planned change.
     """
     by_age = sorted(candidates, key=lambda candidate: candidate.worker)
     staying = [candidate for candidate in by_age if candidate.worker not in leaving]

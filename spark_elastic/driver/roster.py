@@ -1,4 +1,4 @@
-"""Roster: which hosts and workers there are, and what happens to them without regard to worlds."""
+"""Roster: the hosts and workers of a job, and what happens to them independently of worlds."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from spark_elastic.protocol.records import HostDraining, HostListedAgain, HostRe
 class Roster:
     """Keeps the hosts and workers of one job. Its methods change nothing else, and return what is to be done, in order.
 
-    A roster knows no worlds. Where ``members``, the workers of the newest world, are given, a host that drains has its worker
-    leave at once, unless that is a member.
+    A roster knows nothing of worlds. Methods that take ``members``, the workers of the newest world, have the worker of a
+    draining host leave at once, unless it is a member.
     """
 
     def __init__(self) -> None:
         self.hosts = HostManager()
         self.workers: dict[int, Worker] = {}
-        # Where each worker has been started, by its number. Workers that are gone keep theirs.
+        # Where each worker was started, by its number. Entries of workers that are gone stay.
         self.places: list[Place] = []
         self._listing = HostListing()
 
     # ------------------------------------------------------------------ hosts
 
     def register(self, host: Host, members: Collection[int]) -> list[do.Command]:
-        """Admit a host, which drains at once if the listing has no room for it."""
+        """Admit a host. It drains at once if the listing has no room for it."""
         self.hosts.add(host)
         registered = do.Record(HostRegistered(host.host, host.slot, host.name))
         return [registered, *self._follow_listing(members)]
 
     def take_listing(self, slots: Mapping[str, int | None], members: Collection[int]) -> list[do.Command]:
-        """Follow a new listing: drain the hosts that it has no room for, and use drained ones again that it has room for."""
+        """Follow a new listing: drain hosts that it has no room for, and use drained hosts again that it has room for."""
         self._listing.update(slots)
         return self._follow_listing(members)
 
@@ -60,7 +60,7 @@ class Roster:
         return self._drain(host, members)
 
     def _drain(self, host: Host, members: Collection[int]) -> list[do.Command]:
-        """Let a host have no further worker. A member leaves at the end of its world, which is decided elsewhere."""
+        """Give a host no further worker. A member leaves at the end of its world, which is decided elsewhere."""
         host.draining = True
         commands: list[do.Command] = [do.Record(HostDraining(host.host, host.name))]
         worker = self.workers.get(host.worker) if host.worker is not None else None
@@ -69,7 +69,7 @@ class Roster:
         return commands
 
     def release_drained(self) -> list[do.Command]:
-        """Let the tasks of hosts go that Spark takes away and may wait for. An unlisted host idles until it is listed again."""
+        """Release tasks of hosts that Spark takes away, and may wait for. An unlisted host idles until it is listed again."""
         drained = [
             host
             for host in self.hosts
@@ -84,7 +84,7 @@ class Roster:
         return [do.ReleaseTask(host.host) for host in self.hosts]
 
     def yield_slots(self) -> list[do.Command]:
-        """Give all hosts back to Spark, with the workers on them. Spark is asked for others later."""
+        """Give all hosts back to Spark, with the workers on them. Other hosts are requested later."""
         yielded = do.Record(SlotsYielded(len(self.hosts)))
         releases = self.release_all()
         for host in self.hosts:
@@ -115,12 +115,12 @@ class Roster:
         return commands
 
     def progressed(self, workers: Iterable[int]) -> None:
-        """Clear the places of workers that took part in a world that commits, those of workers that are gone included."""
+        """Clear the records of the places of workers that took part in a world that commits, even if the workers are gone."""
         for number in workers:
             self.hosts.worker_progressed(self.places[number])
 
     def dismiss(self, workers: Iterable[Worker]) -> list[do.Command]:
-        """Have workers end by themselves. Those that have not connected yet cannot be told to, and are killed."""
+        """Have workers end by themselves. Workers that have not connected yet cannot be told to, so they are killed."""
         commands: list[do.Command] = []
         for worker in workers:
             is_connected = worker.phase is not WorkerPhase.STARTING
@@ -148,7 +148,7 @@ class Roster:
         return []
 
     def blame_place(self, worker: Worker, now: float, *, is_member: bool) -> float:
-        """Count a lost worker against the place where it ran. After too many the host is at fault, unless this was a member.
+        """Count a lost worker against the place where it ran. After too many, the host is at fault, unless this was a member.
 
         Return for how many seconds the place gets no worker because of this loss.
         """
@@ -161,7 +161,7 @@ class Roster:
         return ready_at - now if ready_at > before else 0.0
 
     def exited(self, number: int, on: int) -> bool:
-        """Note the end of a worker's process. Return whether that was expected, after an order to end or a result."""
+        """Note the end of a worker's process. Return whether it was expected, after an order to end or a result."""
         host = self.hosts.get(on)
         if host is not None and host.worker == number:
             host.worker = None

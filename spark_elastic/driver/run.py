@@ -1,4 +1,4 @@
-"""``spark_elastic.run``: trains on the executors of a Spark session, or in processes of this machine."""
+"""``spark_elastic.run``: trains on the executors of a Spark session, or in processes on this machine."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ logger = logging.getLogger("spark_elastic")
 
 T = TypeVar("T")
 
-# The places of a driver, by the names that ``run(driver=…)`` takes.
+# Where a driver can run, by the values of ``run(driver=…)``.
 DRIVERS: Mapping[str, Callable[[CheckpointWish | None], DriverPlace]] = {
     "client": ClientDriver,
     "cluster": ClusterDriver,
@@ -82,10 +82,10 @@ def run(
     loggers: Sequence[Logger] = (),
     **timeouts: float,
 ) -> list[T]:
-    """Call ``fn(*args, **kwargs)`` in every worker and return what the workers of the last generation returned.
+    """Call ``fn(*args, **kwargs)`` in every worker and return the results of the last generation's workers, in rank order.
 
-    The results are in rank order. The job survives the loss of workers, tasks and executors as long as ``min_np`` workers are
-    left or come back, and it grows up to ``max_np`` workers as executors arrive.
+    The job survives the loss of workers, tasks and executors as long as ``min_np`` workers are left or come back, and it grows
+    to at most ``max_np`` workers as executors arrive.
 
     Args:
         fn: the function to call in each worker. It travels with its arguments by cloudpickle. If it calls a function decorated
@@ -99,41 +99,41 @@ def run(
             in the Spark configuration, or without dynamic allocation to the present cores of the cluster; with ``local``, to
             what this machine has.
         elastic: False forms one world of ``num_proc`` workers before ``fn`` is called, so that ``fn`` has its rank, its
-            collectives and torch's default group from its first line on. When a worker is lost, all workers are ended and
-            the whole of ``fn`` runs again in new processes, up to ``reset_limit`` times; an exception in ``fn`` ends the job.
+            collectives and torch's default group from its first line. When a worker is lost, all workers are ended and
+            the whole of ``fn`` runs again in new processes, up to ``reset_limit`` times. An exception in ``fn`` ends the job.
         start_timeout: how many seconds the job may take to get its first hosts.
         elastic_timeout: how many seconds the job may take to get back to ``min_np`` workers after a loss.
-        hang_timeout: how many seconds a worker may spend in code without a collective or a ``state.heartbeat()`` while
-            others wait for it, before it is replaced. "Time limits" in docs/howto/training.md has the exact rule.
+        hang_timeout: how many seconds a worker may spend without a collective or a ``state.heartbeat()`` while others wait
+            for it, before it is replaced. "Time limits" in docs/howto/training.md has the exact rule.
         reset_limit: how many resets failures may cause before the job fails; None sets no limit. Newcomers that fail before they
             have committed with the others do not count, as long as the others keep committing.
         replace_slow: a fraction, such as 0.1: a worker that computes rows at less than this fraction of the others' median speed
-            leaves at the next commit, and its slot goes back to Spark. No step is lost. It stays where fewer than ``min_np``
-            workers would be left. Speeds are measured on CPUs, with a loader of this package in the State. None replaces no
-            worker for being slow. See docs/howto/stragglers.md.
-        backend: "gloo", "nccl", or None, which chooses nccl if every worker has a GPU of its own.
+            leaves at the next commit, and its slot goes back to Spark. No step is lost. The worker stays if fewer than
+            ``min_np`` workers would be left. Speeds are measured on CPUs, with a loader of this package in the State. None
+            replaces no worker for being slow. See docs/howto/stragglers.md.
+        backend: "gloo", "nccl", or None, which chooses nccl if every worker has a GPU of its own, else gloo.
         env: environment variables for the workers.
         spark: the session, classic or of Spark Connect. The default is the active session, else a local-cluster with as many
             executors as there are cores. With Spark Connect, executors have to reach the machine that calls ``run``.
-        local: True trains in processes on this machine, without Spark or Java: one for each GPU, or for each core if there is
-            none, unless sizes are given. They listen on the loopback interface only. With a cluster from
+        local: True trains in processes on this machine, without Spark or Java: unless sizes are given, one for each GPU, or for
+            each core if there is no GPU. They listen on the loopback interface only. With a cluster from
             ``testing.local_cluster``, slots can be taken away.
-        resources: what each task is given for this job only, as ``{"cpus": 2, "gpus": 1}`` or as a ``ResourceProfile`` of
-            Spark's: cores, and one GPU or a part of it. Executors have the GPUs (``spark.executor.resource.gpu.amount``, or with
+        resources: what each task gets, for this job only, as ``{"cpus": 2, "gpus": 1}`` or as Spark's ``ResourceProfile``:
+            cores, and one GPU or a part of one. The GPUs are the executors' (``spark.executor.resource.gpu.amount``, or with
             dynamic allocation the profile's own); ``spark.task.resource.gpu.amount`` need not be set.
         driver: where the driver of the job runs. "client" is the process that calls ``run``, which the executors have to reach.
-            "cluster" is a slot of the cluster, for sessions whose executors cannot reach the caller; it takes two slots beside
+            "cluster" is a slot of the cluster, for sessions whose executors cannot reach the caller; it takes two slots besides
             those of the workers. See "Where executors cannot reach you" in docs/howto/connect.md.
         network_interface: the interface that workers use among themselves; by default the one that reaches the driver.
         driver_port: the port that the driver listens on; by default any free port.
         checkpoint: a directory or URL, shared by all machines, to which commits are also written. A later run with the same
             ``checkpoint`` resumes from the newest complete one.
         checkpoint_interval: how many seconds pass between two such writes; 0 writes again as soon as the last write has ended.
-        checkpoint_keep: how many of the newest undamaged checkpoints are kept; older ones are removed after each write.
+        checkpoint_keep: how many of the newest undamaged checkpoints to keep; older ones are removed after each write.
         checkpoint_best: the name of a metric that rank 0 gives to ``state.report``. The checkpoints with its ``checkpoint_keep``
-            best values are written whatever ``checkpoint_interval`` says, and kept beside the newest; ``load_model(url, module,
-            best=True)`` loads the best. Losses and errors are better when small, accuracies, AUCs and F1 when large; of other
-            metrics say which: ``"ndcg:max"``.
+            best values are written regardless of ``checkpoint_interval``, and kept besides the newest; ``load_model(url, module,
+            best=True)`` loads the best. Losses and errors are better when small, accuracies, AUCs and F1 when large. For other
+            metrics, say which: ``"ndcg:max"``.
         storage_options: options for the library that opens ``checkpoint``, on the driver and the workers. They travel by
             cloudpickle.
         host_discovery_script: an executable that prints the machines that may be used, one ``host`` or ``host:slots`` per line.
@@ -143,9 +143,9 @@ def run(
             None shows it only in terminals and notebooks.
         on_event: a function that is called with each event as a dict, on a thread of its own.
         loggers: where rank 0's ``state.report`` goes, with world sizes and resets: ``loggers.MLflowLogger``,
-            ``loggers.TensorBoardLogger``, or classes of your own. With ``checkpoint``, a later run goes on in the same run there.
+            ``loggers.TensorBoardLogger``, or classes of your own. With ``checkpoint``, a later run continues the same run there.
         timeouts: ``heartbeat_timeout``, ``ready_timeout``, ``form_timeout``, ``join_window``, ``join_patience`` and
-            ``yield_after``; ``JobSettings`` explains them.
+            ``yield_after``, which ``JobSettings`` explains.
 
     Raises:
         TrainingFailedError: the job failed. The error holds the rank, host and traceback of every failing worker.
@@ -154,9 +154,9 @@ def run(
         CheckpointError: ``checkpoint`` cannot be written, or does not fit the state.
         ValueError, TypeError: an argument is wrong. Nothing was started.
 
-    The call blocks until the job ends; Ctrl-C ends it. When the call has returned or raised, nothing of the job is left.
-    Processes that have imported torch, and nothing of the user's, wait for the next run: on executors for as long as Spark
-    keeps its own Python processes, with ``local=True`` until ``shutdown``, at most for ten minutes.
+    The call blocks until the job ends; Ctrl-C ends it. When it has returned or raised, nothing of the job is left. Processes
+    that have imported torch, but nothing of the user's, wait for the next run: on executors for as long as Spark keeps its own
+    Python processes, with ``local=True`` until ``shutdown``, at most for ten minutes.
     """
     call = _pickle_call(fn, args, kwargs)
     _check_linux()
@@ -265,7 +265,7 @@ def _check_checkpoint(
     best: str | None,
     storage_options: Mapping[str, object] | None,
 ) -> CheckpointWish | None:
-    """Check what says how checkpoints are written, also where none are: who gives it expects them."""
+    """Check the arguments for checkpoints, even if none are written: a user who gives one expects them to be."""
     if not isinstance(interval, (int, float)) or isinstance(interval, bool) or not interval >= 0:
         raise ValueError(f"checkpoint_interval must be a number of seconds from 0 on, not {interval!r}")
     keep = whole_number("checkpoint_keep", keep, 1)
@@ -318,7 +318,7 @@ def _choose_launcher(
 
 
 def _one_size(num_proc: int | None, min_np: int | None, max_np: int | None) -> int | None:
-    """Return the size of a fixed world; None if Spark's configuration is to decide."""
+    """Return the size of a fixed world; None if Spark's configuration decides."""
     given = [size for size in (num_proc, min_np, max_np) if size is not None]
     if len(set(given)) > 1:
         raise ValueError(

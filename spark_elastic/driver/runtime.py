@@ -1,4 +1,4 @@
-"""DriverRuntime: what the driver's service takes from outside, and the machine that it asks."""
+"""DriverRuntime: what the driver's service is given from outside, and the machine that it asks."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class DriverRuntime:
     # A clock in seconds that never goes back.
     clock: Callable[[], float] = time.monotonic
     new_event_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
-    # Listens at an address and a port, and hands on the connections of those who have the job's credentials.
+    # Listens at an address and a port, and hands on the connections of peers that have the job's credentials.
     open_door: Callable[[str, int, Credentials, Accepted], Door] = open_door
-    # Wraps the reader and writer of an accepted connection; the third argument says which messages may come.
+    # Wraps the reader and writer of an accepted connection; the third argument says which messages may arrive.
     connection: Callable[..., Connection] = Connection
     machine: Callable[[JobSettings, float], DriverMachine] = DriverMachine
 

@@ -1,4 +1,4 @@
-"""WorkerSamples: which samples of a worker the event log gets, so that it stays small in large and in long jobs."""
+"""WorkerSamples: decides which samples of workers are logged, so that the event log stays small in large and long jobs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from spark_elastic.protocol import records, sampling
 
 @dataclass(slots=True)
 class WorkerSamples:
-    """Takes the samples that one task sends of its workers, which follow each other. Lines that are not recorded yet wait."""
+    """Takes the samples that one task sends of its successive workers. Lines that are not recorded yet wait."""
 
     _worker: int | None = None
     _first: float = 0.0
@@ -19,7 +19,7 @@ class WorkerSamples:
     _lines: tuple[str, ...] = ()
 
     def take(self, sample: m.WorkerSampled, workers: int, now: float) -> records.WorkerSampled | None:
-        """Return what is to be recorded of a sample that has arrived ``now`` in a job of so many workers; None for nothing."""
+        """Return what to record of a sample that arrives ``now`` in a job of so many ``workers``; None for nothing."""
         if sample.worker != self._worker:
             self._worker, self._first, self._last, self._lines = sample.worker, now, -math.inf, ()
         self._lines = sample.last_lines or self._lines

@@ -1,7 +1,7 @@
 """SparkDriverService: one event loop that carries messages between tasks, workers and the ``DriverMachine``.
 
-The machine decides; this file only translates: messages into events, commands into messages. All state is touched by the
-loop's thread alone; other threads enter through ``call``.
+The machine decides; this file only translates messages into events and commands into messages. Only the loop's thread touches
+any state; other threads enter through ``call``.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ logger = logging.getLogger("spark_elastic")
 T = TypeVar("T")
 
 HELLO_SECONDS = 15.0
-# How long released tasks may take to end before the connections to them are cut.
+# How many seconds released tasks may take to end before their connections are cut.
 RELEASE_SECONDS = 10.0
 RESULT_LIMIT = 2 * 2**30
 
 
 class SparkDriverService:
-    """Runs one job's driver side from ``__enter__`` to ``__exit__``; ``outcome`` is its end.
+    """Runs the driver's side of one job, from ``__enter__`` to ``__exit__``.
 
     ``outcome`` resolves to the pickled results in rank order, or to the job's error. Nothing here may block the loop.
     """
@@ -89,7 +89,7 @@ class SparkDriverService:
         self._on_registered = on_registered
         self._on_strike = on_strike
         self._machine = runtime.machine(settings, runtime.clock())
-        # The machine's own state, which this class only reads.
+        # The machine's own state. This class only reads it.
         self._job = self._machine.job
         self._store = ControlStore()
         self._tasks: dict[int, TaskLink] = {}
@@ -135,7 +135,7 @@ class SparkDriverService:
     def stop_serving(self, release_seconds: float = RELEASE_SECONDS) -> None:
         """Release all tasks and refuse new ones. Blocks until the tasks are gone, at most for ``release_seconds``.
 
-        A second call waits for what the first one has begun, because impatient users press Ctrl-C twice.
+        A second call waits for the first to finish, because impatient users press Ctrl-C twice.
         """
         if self._closing is None:
             self._closing = asyncio.run_coroutine_threadsafe(self.close(release_seconds), self._loop)
@@ -154,11 +154,11 @@ class SparkDriverService:
         self._loop.call_soon_threadsafe(self._drain_slot, slot, deadline)
 
     def slot_given_up(self, slot: int, reason: str) -> None:
-        """Say why Spark no longer starts the task of a slot; from any thread, without waiting."""
+        """Report why Spark no longer starts the task of a slot; from any thread, without waiting."""
         self._loop.call_soon_threadsafe(self._handle, ev.SlotGivenUp(slot, reason))
 
     def hosts_listed(self, slots: Mapping[str, int | None]) -> None:
-        """Say which machines may be used; from any thread, without waiting."""
+        """Report which machines may be used; from any thread, without waiting."""
         self._loop.call_soon_threadsafe(self._handle, ev.HostsListed(slots))
 
     def _run_loop(self) -> None:
@@ -171,7 +171,7 @@ class SparkDriverService:
         self._loop.close()
 
     async def start(self) -> None:
-        """Listen, and begin to judge who is late. To be called on the service's loop, which ``__enter__`` runs on a thread."""
+        """Listen, and begin to check timeouts. To be called on the service's loop, which ``__enter__`` runs on a thread."""
         self._door = self._runtime.open_door(
             self._bind_address, self.settings.driver_port, self._credentials, self._accepted
         )
@@ -179,12 +179,12 @@ class SparkDriverService:
         self._schedule_tick()
 
     async def close(self, release_seconds: float = RELEASE_SECONDS) -> None:
-        """Wait for released tasks to go, then cut what is left. To be called on the loop; other threads call ``stop_serving``."""
+        """Wait for released tasks to go, then cut what is left. Called on the loop; other threads call ``stop_serving``."""
         if self._timer is not None:
             self._timer.cancel()
         self._narration.close()
         assert self._door is not None
-        # From now on connections are refused, by which late tasks learn that the job is over.
+        # Connections are refused from now on, which tells late tasks that the job is over.
         self._door.close()
         for link in self._links.values():
             link.connection.send(m.LeaveJob())
@@ -251,7 +251,7 @@ class SparkDriverService:
             self._standby.vacate(slot)
 
     def _accepts(self, facts: m.HostFacts, connection: Connection) -> bool:
-        """Tell whether a host can take part. A host that cannot ends the job, because the others are likely to be alike."""
+        """Return whether a host can take part. A host that cannot ends the job, because the others are likely to be the same."""
         problem = why_refuse(facts)
         if problem:
             self._cancel(TrainingFailedError(problem))
@@ -333,7 +333,7 @@ class SparkDriverService:
         self._handle(event)
 
     def _take_result(self, link: WorkerLink, chunk: m.Chunk, is_elastic: bool) -> None:
-        """Add a piece to what a worker's function has returned; the last one makes it a result."""
+        """Add a piece to a worker's result; the last piece completes it."""
         link.result += chunk.data
         if len(link.result) > RESULT_LIMIT:
             who = f"the result of rank {self._ranks.get(link.worker)}"
@@ -348,7 +348,7 @@ class SparkDriverService:
             self._handle(ev.ResultArrived(link.worker, is_elastic))
 
     def _strike(self, worker: int, number: int) -> bool:
-        """Tell whether an injected fault has strikes left, and use up one. What a worker cannot do by itself is done here."""
+        """Use up one strike of an injected fault; return whether it had any left. Faults that need the driver happen here."""
         left = self._strikes.get(number, 0)
         self._strikes[number] = left - 1
         if left <= 0 or worker not in self._job.workers:
@@ -372,7 +372,7 @@ class SparkDriverService:
     # ------------------------------------------------------------------ events → commands
 
     def _handle(self, event: ev.Event) -> None:
-        """Note an event now, and decide once the loop has noted all pending ones, because events come in crowds."""
+        """Note an event now, and decide once the loop has noted all pending events, because many arrive at a time."""
         self._attempt(type(event).__name__, lambda: self._machine.note(event, self._runtime.clock()))
         if self._deciding is None:
             self._deciding = self._loop.call_soon(self._decide)
@@ -383,7 +383,7 @@ class SparkDriverService:
         self._schedule_tick()
 
     def _attempt(self, what: str, ask: Callable[[], list[do.Command]]) -> None:
-        """Execute the machine's commands. If that fails, by a bug of this package, the job ends: no timeout would ever fire."""
+        """Execute the machine's commands. If that fails (a bug in this package), the job ends: no timeout would ever fire."""
         if self._has_failed:
             return
         try:
@@ -414,7 +414,8 @@ class SparkDriverService:
             ping = encode(m.Ping(self._pings))
             for task in self._tasks.values():
                 task.connection.send_encoded(ping)
-        # What has arrived while this process stood still is heard in this turn of the loop, and only then is judged who is late.
+        # Messages that arrived while this process stood still are handled in this turn of the loop, before the tick checks who
+        # is late.
         self._loop.call_soon(self._handle, ev.Tick())
 
     def _execute(self, command: do.Command) -> None:  # noqa: C901  # a case for each command
@@ -431,8 +432,7 @@ class SparkDriverService:
             case do.RestartTask(host, reason):
                 self._to_task(host, m.RestartTask(reason))
                 if self._job.hosts.get(host) is None and host in self._tasks:
-                    # The task was silent, and may stay so until TCP gives up; a duplicate that waits for the slot takes over
-                    # now.
+                    # The task was silent, and may stay so until TCP gives up; a duplicate that waits for the slot takes over now.
                     self._tasks[host].closing = self._loop.create_task(self._tasks[host].connection.close())
             case do.ReleaseTask(host):
                 self._to_task(host, m.ReleaseTask())
@@ -467,7 +467,7 @@ class SparkDriverService:
                 for link in self._links.values():
                     link.connection.send(m.LeaveJob())
                 if isinstance(error, TrainingFailedError):
-                    self._narration.narrator.forget()  # the error itself tells who was lost, and why
+                    self._narration.narrator.forget()  # the error itself says which workers were lost, and why
                 if not self.outcome.done():
                     self.outcome.set_exception(error)
             case _:

@@ -1,4 +1,4 @@
-"""Setbacks: counts worlds in a row that came to nothing, and says when that is a reason to give the job up."""
+"""Setbacks: counts worlds in a row that came to nothing, and says when that is a reason to give up the job."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from spark_elastic.errors import (
 
 # How many worlds in a row newcomers may break, without a commit in between, before that counts against reset_limit.
 NEWCOMERS_LIMIT = 3
-# After how many worlds in a row that broke before all ranks were connected the job ends, because its network does not work.
+# The job ends after this many worlds in a row that broke before all ranks were connected: its network does not work.
 UNFORMED_LIMIT = 10
-# After how many worlds in a row that were lost as a whole, without a commit, a job ends that could begin from its checkpoint
-# again.
+# A job that could start from its checkpoint again ends after this many worlds in a row that were lost as a whole, without a
+# commit.
 LOST_WORLDS_LIMIT = 3
 # If no connection was silent, the job ends after this many worlds in a row whose ranks waited for each other without a commit,
-# or whose ranks waited in different collectives, with commits or without.
+# or whose ranks waited in different collectives, with or without commits.
 STUCK_WORLDS_LIMIT = 3
-# After how many losses in a row, each of a worker started after the one before, a job ends in which none has reached an elastic
-# function for start_timeout seconds. One incident that ends many workers is one loss.
+# If no worker has reached an elastic function for start_timeout seconds, the job ends after this many losses in a row, each of
+# a worker started after the previous loss. One incident that ends many workers is one loss.
 LOST_STARTS_LIMIT = 10
 
 Story = tuple[WorkerFailure, ...]
 
 
 class Setbacks:
-    """Counts for one job. A method that notes a setback returns the error with which the job ends, or None if it goes on.
+    """Counts for one job. A method that notes a setback returns the error with which the job ends, or None if it continues.
 
-    ``story`` is what is known of the failed workers, for that error.
+    ``story`` is what is known about the failed workers, for that error.
     """
 
     def __init__(self, settings: JobSettings) -> None:
@@ -46,14 +46,14 @@ class Setbacks:
 
     @property
     def is_stuck_again(self) -> bool:
-        """Whether more than one world in a row got stuck without a commit."""
+        """Whether more than one world in a row has got stuck without a commit."""
         return self._stuck > 1
 
     def lost_start(self, now: float, started_at: float, others_since: float, story: Story) -> SparkElasticError | None:
-        """Note the loss of a worker before any has reached an elastic function.
+        """Note the loss of a worker before any worker has reached an elastic function.
 
-        started_at: when the worker was started; others_since: when the oldest of those that are left was. Workers that have lived
-        for ``start_timeout`` show that the function can be run.
+        started_at: when the worker was started. others_since: when the oldest remaining worker was started. A worker that has
+        lived for ``start_timeout`` shows that the function can be run.
         """
         limit = self._settings.start_timeout
         if now - min(started_at, others_since) >= limit:
@@ -74,7 +74,7 @@ class Setbacks:
         )
 
     def forming(self, story: Story) -> SparkElasticError | None:
-        """Note that another world is formed."""
+        """Note that another world is about to form."""
         self._unformed += 1
         if self._unformed <= UNFORMED_LIMIT:
             return None
@@ -93,9 +93,9 @@ class Setbacks:
         self._lost = self._stuck = self._by_newcomers = 0
 
     def broke(self, reason: str, story: Story, by_newcomers: bool = False) -> SparkElasticError | None:
-        """Note that a failure has broken a world. ``by_newcomers``: newcomers were lost, and no other member.
+        """Note that a failure has broken a world. ``by_newcomers``: only newcomers were lost.
 
-        Newcomers cost the others no commit, and do not count against ``reset_limit`` while the others go on committing.
+        Newcomers cost the others no commit, and do not count against ``reset_limit`` while the others keep committing.
         """
         self.resets += 1
         if by_newcomers:
@@ -105,7 +105,7 @@ class Setbacks:
         return self.counts(reason, story)
 
     def counts(self, reason: str, story: Story) -> SparkElasticError | None:
-        """Note a reset that counts against ``reset_limit``, as soon as it shows that not only newcomers were its cause."""
+        """Note a reset that counts against ``reset_limit``, as soon as it is known that newcomers were not its only cause."""
         self._counted += 1
         limit = self._settings.reset_limit
         if limit is None or self._counted <= limit:
@@ -120,8 +120,8 @@ class Setbacks:
     ) -> SparkElasticError | None:
         """Note that a world made no progress. ``has_silent``: some connections do not answer.
 
-        ``all_wait``: all ranks wait for each other. Otherwise some compute, and ``reason`` says what helps. ``are_others``: they
-        wait in different collectives. Code that does so may commit a little in each world, and the job would crawl for ever.
+        ``all_wait``: all ranks wait for each other. Otherwise some compute, and ``reason`` says what helps. ``are_others``: the
+        ranks wait in different collectives. Such code may commit a little in each world, and the job would crawl forever.
         """
         self._stuck += 1
         self._others = self._others + 1 if are_others else 0

@@ -30,8 +30,7 @@ class JobSettings:
     network_interface: str | None = None
     driver_port: int = 0
     host_discovery_script: str | None = None
-    # False forms one world of num_proc workers around the whole function; after a loss the function runs again in new
-    # processes.
+    # False forms one world of num_proc workers around the whole function. After a loss, the function runs again in new processes.
     elastic: bool = True
     # Whether commits are also written to a durable checkpoint.
     durable: bool = False
@@ -39,8 +38,8 @@ class JobSettings:
     memory_setting: str | None = "spark.executor.memoryOverhead"
 
     # A worker whose process is stopped (SIGSTOP) for this long is replaced, and so is a host that does not answer (a frozen
-    # machine, a cut network). A process that runs counts as alive, whatever it does; ``hang_timeout`` judges whether it makes
-    # progress. The last holders of the newest commit are waited for until ``elastic_timeout``.
+    # machine, a cut network). A running process counts as alive, whatever it does; ``hang_timeout`` judges its progress. For
+    # the last holders of the newest commit, the limit is ``elastic_timeout``.
     heartbeat_timeout: float = 20.0
     # How long a survivor may take to return to its elastic function after an abort; never less than ``hang_timeout``.
     ready_timeout: float = 60.0
@@ -49,7 +48,7 @@ class JobSettings:
     # Newcomers are collected until none has arrived for ``join_window``, or the first has waited ``join_patience``.
     join_window: float = 0.25
     join_patience: float = 10.0
-    # Whether fewer workers than there are train where that is measured to be faster; estimators set it by ``adaptiveNp``.
+    # Whether only some of the workers train if that is measured to be faster; estimators set it by ``adaptiveNp``.
     adaptive_np: bool = False
     # A run that holds fewer than min_np slots gives them back after this time, so that another run can finish.
     yield_after: float = 30.0

@@ -9,11 +9,11 @@ from spark_elastic.errors import NotEnoughHostsError
 
 
 class Shortage:
-    """Follows one job. Before the job's first world hosts are counted, from then on workers.
+    """Follows one job. Hosts are counted before the job's first world, workers from then on.
 
-    A job that cannot begin gives its slots back after ``yield_after``, and from then on at longer and longer intervals:
-    otherwise two runs that each hold a part of what they need would wait for each other. A job that has too few hosts or
-    workers for too long fails.
+    A job that cannot begin gives its slots back after ``yield_after``, and then again at ever longer intervals. Otherwise two
+    runs that each hold a part of what they need would wait for each other. A job that has too few hosts or workers for too long
+    fails.
     """
 
     def __init__(self, settings: JobSettings) -> None:
@@ -23,11 +23,11 @@ class Shortage:
         self._slot_trouble = ""
 
     def slot_given_up(self, reason: str) -> None:
-        """Note why a slot has been given up, which may explain the shortage."""
+        """Note why a slot was given up, which may explain the shortage."""
         self._slot_trouble = f" The last slot that was given up: {reason}"
 
     def note(self, seen: Situation) -> None:
-        """Note since when there are too few hosts, or workers."""
+        """Note since when there have been too few hosts, or workers."""
         if seen.generation == 0:
             served = {worker.host for worker in seen.workers.values() if worker.phase is WorkerPhase.DONE}
             have = len(served | {host.host for host in seen.hosts if not host.draining})
@@ -39,7 +39,7 @@ class Shortage:
             self._since = seen.now
 
     def is_time_to_yield(self, seen: Situation) -> bool:
-        """Tell whether the slots are to be given back for now. If so, the next time comes after twice as long."""
+        """Return whether to give the slots back for now. If so, the next time comes after twice as long."""
         if seen.generation > 0 or self._since is None or not len(seen.hosts):
             return False
         if self._yield_at is None:
@@ -68,8 +68,8 @@ class Shortage:
         self, seen: Situation, elastic_since: float | None
     ) -> NotEnoughHostsError | None:
         settings = seen.settings
-        # A long plain function cannot be told from one that never reaches its elastic part, so only hosts count until a worker
-        # has reached an elastic function.
+        # A long function without an elastic part looks like one that never reaches it, so only hosts count until a worker has
+        # reached an elastic function.
         since = self._since if self._since is not None else elastic_since
         if since is None or seen.now - since < settings.start_timeout:
             return None

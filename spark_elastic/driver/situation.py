@@ -1,4 +1,4 @@
-"""Situation: what is known of a job at one moment. Pure functions judge a situation, and the machine acts on that."""
+"""Situation: what is known of a job at one moment. Pure functions judge it, and the machine acts on their judgement."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from spark_elastic.driver.workers import Worker
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What judgements are based on, and questions that several of them ask. Its objects are the machine's own, not copies."""
+    """The facts on which judgements are based, and questions that several of them ask. Objects are the machine's, not copies."""
 
-    # The machine's time, which stands still while the driver is paused, and when it began.
+    # The machine's time, which stands still while the driver is paused, and the time at which it began.
     now: float
     started: float
     settings: JobSettings
@@ -25,21 +25,21 @@ class Situation:
     world: Generation | None
     # The number of the newest world; 0 before the first.
     generation: int
-    # Whether any worker has trained the state that is held.
+    # Whether the state that workers hold has been trained.
     has_trained: bool
-    # How many workers may be in a world: ``max_np``, or fewer where more have been found to be slower.
+    # How many workers may be in a world: ``max_np``, or fewer if more have been found to be slower.
     most: int
 
     @property
     def members(self) -> list[Worker]:
-        """The workers of the newest world that are left, in rank order."""
+        """The workers that are left of the newest world, in rank order."""
         if self.world is None:
             return []
         return [self.workers[number] for number in self.world.ranks if number in self.workers]
 
     @property
     def newcomers(self) -> list[Worker]:
-        """The workers that are ready for a world, are in none, and may stay."""
+        """The workers that are ready, are in no world, and may stay."""
         return [
             worker
             for worker in self.workers.values()
@@ -48,7 +48,7 @@ class Situation:
 
     @property
     def needed(self) -> int:
-        """How many ready workers it takes to form the next world."""
+        """How many ready workers the next world needs to form."""
         if self.generation > 0 or self.now - self.started >= self.settings.start_timeout:
             return self.settings.min_np
         return self.settings.num_proc
@@ -58,7 +58,7 @@ class Situation:
         return self.world is not None and number in self.world.ranks
 
     def rank_of(self, number: int) -> int | None:
-        """The rank of a worker in the newest world; None if it is no member."""
+        """The rank of a worker in the newest world; None if it is not a member."""
         return self.world.ranks.get(number) if self.world is not None else None
 
     def is_draining(self, worker: Worker) -> bool:
@@ -67,9 +67,9 @@ class Situation:
         return host is not None and host.draining
 
     def is_joining(self, worker: Worker) -> bool:
-        """Whether a member has not made a commit yet, although members that brought the state into its world have.
+        """Whether a member has made no commit yet, although members that brought the state into its world have.
 
-        These may have got the state from others, who made those commits and have been lost since.
+        Those may have received the state from members that made the commits and have been lost since.
         """
         if self.world is None or worker.worker not in self.world.ranks or worker.has_progressed:
             return False
@@ -80,9 +80,9 @@ class Situation:
         return self.has_trained and bool(left) and worker.worker not in holders
 
     def speaks_of_the_job(self, number: int) -> bool:
-        """Whether the end of a worker says something about the user's code: it was training, or no worker was at that time.
+        """Whether the end of a worker may be due to the user's code: the worker was training, or no worker was at that time.
 
-        If a newcomer fails while the others train, or could train without it, that says something about its host alone.
+        A newcomer that fails while the others train, or could train without it, only says something about its host.
         """
         worker = self.workers.get(number)
         if worker is not None and self.is_joining(worker):

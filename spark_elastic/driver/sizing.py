@@ -1,10 +1,11 @@
-"""Sizing: how many workers train where ``adaptive_np`` is set, because more of them can make steps slower.
+"""Sizing: how many workers train if ``adaptive_np`` is set, because more workers can make steps slower.
 
-A step takes as long as its slowest rank computes, and then as long as ranks exchange gradients. With small networks the exchange
-takes longer than the computation that further ranks save. How long depends on networks and machines, so it is measured: if ranks
-spend much of a step on waiting for each other, half as many are tried, and stay if they train more rows a second.
+A step takes as long as its slowest rank computes, plus the time in which ranks exchange gradients. With small networks, the
+exchange takes longer than the computation that further ranks save. How long it takes depends on networks and machines, so it is
+measured: if ranks spend much of a step waiting for each other, half as many are tried, and kept if they train more rows per
+second.
 
-The rows of a step must not depend on the number of workers, or rows a second would be rows of other steps.
+The rows of a step must not depend on the number of workers, or rows per second could not be compared.
 """
 
 from __future__ import annotations
@@ -14,27 +15,27 @@ from dataclasses import dataclass
 
 from spark_elastic.protocol.records import WorldSized
 
-# How many measurements at the beginning of a world are left out, because caches and connections are cold, and how many count.
-# A measurement takes a second and eight steps, or longer.
+# How many measurements at the beginning of a world are left out, because caches and connections are cold, and how many count. A
+# measurement takes at least a second and eight steps.
 WARM_UP = 1
 MEASUREMENTS = 2
-# Fewer workers stay only if they train so many more rows a second, in parts of what more workers do.
+# A smaller size is kept only if it trains more rows per second than the larger size by this fraction.
 LEAST_GAIN = 0.05
-# Half as many are tried only if even the rank that computes longest waits for such a part of a step. With twice the rows a rank
-# computes twice as long at most, so where ranks wait for less, fewer of them could hardly win.
+# Half as many are tried only if even the rank that computes longest waits for this fraction of a step. With twice the rows, a
+# rank computes at most twice as long, so if ranks wait for less, fewer of them could hardly win.
 LEAST_WAIT = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """What worlds of one size have given: the rows a second of all ranks, and in which part of a step all of them waited."""
+    """The measured speed of one size: rows per second of all ranks, and for which fraction of a step all of them waited."""
 
     rows_per_second: float
     waiting: float
 
 
 def best_size(speeds: Mapping[int, Speed]) -> int:
-    """Return the size to prefer of those that were measured: more workers, unless fewer are faster by ``LEAST_GAIN``."""
+    """Return which measured size to prefer: more workers, unless fewer are faster by ``LEAST_GAIN``."""
     best, *smaller = sorted(speeds, reverse=True)
     for size in smaller:
         if speeds[size].rows_per_second >= (1 + LEAST_GAIN) * speeds[best].rows_per_second:
@@ -43,7 +44,7 @@ def best_size(speeds: Mapping[int, Speed]) -> int:
 
 
 def size_to_try(speeds: Mapping[int, Speed], best: int, least: int) -> int | None:
-    """Return the size, of at least ``least`` workers, that may beat the best one and was not measured; None if there is none."""
+    """Return an unmeasured size of at least ``least`` workers that may beat the best one; None if there is none."""
     half = max(best // 2, least)
     is_promising = half < best and speeds[best].waiting >= LEAST_WAIT
     return half if is_promising and half not in speeds else None
@@ -68,10 +69,10 @@ class Sizing:
         self._seen: list[Speed] = []
 
     def measured(self, generation: int, rows: int, period: int, own: Sequence[int]) -> WorldSized | None:
-        """Take a measurement of a generation. Return what was decided, if another number of workers is to train, or stays.
+        """Take a measurement of a generation. Return the decision if another size is to be tried, or if a tried size was judged.
 
-        rows: of a full step. period: microseconds from one step to the next; 0 if not known. own: the microseconds that each
-        rank has computed, without the time that it waited for others.
+        rows: the rows of a full step. period: microseconds from one step to the next; 0 if not known. own: the microseconds
+        that each rank has computed, without the time that it waited for others.
         """
         size = len(own)
         if not (self._is_on and period > 0 and self._is_wanted(size)):
@@ -82,7 +83,7 @@ class Sizing:
         counted = self._seen[self._warm_up :]
         if len(counted) < self._measurements:
             return None
-        # What else runs on a machine makes steps slower and never faster, so the fastest measurement is the best one.
+        # Other load on a machine makes steps slower and never faster, so the fastest measurement is the best one.
         self._speeds[size] = max(counted, key=lambda speed: speed.rows_per_second)
         return self._decide()
 
@@ -96,7 +97,7 @@ class Sizing:
         size = best if tried is None else tried
         self.limit = size if size < largest else None
         if self.limit is None and not was_tried:
-            return None  # nothing has changed, and nothing does
+            return None  # no other size was tried, and none will be
         sizes = sorted(self._speeds, reverse=True)
         rates = [round(self._speeds[each].rows_per_second, 1) for each in sizes]
         return WorldSized(size, tried is not None, sizes, rates)

@@ -1,4 +1,4 @@
-"""What the task does that runs a job's driver in a slot, and what it tells the client: letters while it runs, rows at its end."""
+"""The task that runs a job's driver in a slot. It reports to the client by letters while it runs, and by rows at its end."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from spark_elastic.protocol.fault_points import Fault
 from spark_elastic.protocol.messages import Stream
 from spark_elastic.protocol.records import EventsDropped
 
-# The client learns that the job is over before its slots end, so that it does not start them again. The driver waits so many
-# seconds for that.
+# For how many seconds the driver waits, before it ends the slots, until the client knows that the job is over and does not
+# start them again.
 TELL_SECONDS = 5.0
-# How many seconds pass between two moments at which Spark can stop a cancelled driver's task.
+# How many seconds pass between two points at which Spark can stop the task of a cancelled driver.
 PULSE_SECONDS = 0.25
 
 
@@ -47,7 +47,7 @@ class EventTold(_Told, frozen=True):
 
 
 class OutputTold(_Told, frozen=True):
-    """Lines that a worker has printed."""
+    """Lines that a worker printed."""
 
     stream: Stream
     prefix: str
@@ -77,14 +77,14 @@ class JobIsOver(_Told, frozen=True):
 
 
 class ResultPart(_Told, frozen=True):
-    """A part of a worker's pickled result, in rank order, the parts of a result one after the other."""
+    """A part of a worker's pickled result. Results are in rank order, and the parts of each are consecutive."""
 
     content: bytes
     last: bool
 
 
 class JobError(_Told, frozen=True):
-    """The pickled error that the job has ended with."""
+    """The pickled error with which the job has ended."""
 
     error: bytes
 
@@ -96,13 +96,13 @@ class DriverLost(_Told, frozen=True):
 
 
 Told = EventTold | OutputTold | LogTold | SlotRegistered | SlotsWantedBack | JobIsOver
-# The rows at the end: letters that had not arrived, and then results or an error.
+# The rows at the end: letters that had not been fetched, then results or an error.
 Row = Letter | ResultPart | JobError | DriverLost
 
 
 @dataclass(frozen=True, slots=True)
 class SlotJob:
-    """A job, as it travels to its driver's slot. It holds no secret of this package."""
+    """A job, as it travels to its driver's slot. It holds none of this package's secrets."""
 
     run_id: str
     application: str
@@ -121,7 +121,7 @@ class Addressed(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class DriveInSlot:
-    """What the driver's task does. Its rows are a pickled ``SlotJob``, in parts; those that it returns are ``Row``, encoded."""
+    """What the driver's task does. It takes a pickled ``SlotJob`` as rows, in parts, and returns encoded ``Row`` objects."""
 
     credentials: Credentials
     meeting: Addresses
@@ -135,7 +135,7 @@ class DriveInSlot:
         assert context is not None
         encode = msgspec.msgpack.encode
         if context.attemptNumber() > 0:
-            # Spark starts a lost task again. The slots know the first one's address, and the job's state was there.
+            # Spark has restarted a lost task. The slots know only the first driver's address, and the job's state was there.
             yield encode(DriverLost("it was lost with the executor that it ran on"))
             return
         job: SlotJob = pickle.loads(b"".join(rows))
@@ -184,7 +184,7 @@ class DriveInSlot:
 
 
 class EndWithExecutor:
-    """Ends this process at once when its executor has ended. pyspark's daemon may leave it, and two drivers would train."""
+    """Ends this process at once when its executor ends. pyspark's daemon might leave it behind, and two drivers would train."""
 
     def __enter__(self) -> EndWithExecutor:
         self._executor = os.pidfd_open(find_executor())
@@ -208,7 +208,7 @@ class EndWithExecutor:
 
 
 class _LetterPrinter(OutputPrinter):
-    """Sends to the client what would be printed."""
+    """Sends lines to the client instead of printing them."""
 
     def __init__(self, tell: Callable[[OutputTold | LogTold], None]) -> None:
         super().__init__()

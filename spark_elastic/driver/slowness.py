@@ -1,6 +1,6 @@
 """Slowness: which rank computes much more slowly than the others, and when its worker may be replaced for that.
 
-A rank's speed is its rows, or shards, per second of its own part of a step, and is compared with the median of the others. One
+A rank's speed is its rows, or shards, per second of its own part of a step. It is compared with the median of the others. One
 measurement may be chance, so several in a row decide. A rank that ``balance="auto"`` has relieved seems slower than it is,
 because not all of a step is in proportion to rows: the first of these measurements gives it the benefit of the doubt.
 """
@@ -15,19 +15,19 @@ from spark_elastic.driver.phases import WorkerPhase, WorldPhase
 from spark_elastic.driver.situation import Situation
 from spark_elastic.driver.workers import Worker
 
-# How many measurements in a row have to find a rank too slow. A measurement takes a second and eight steps, or longer.
+# How many measurements in a row have to find a rank too slow. A measurement takes at least a second and eight steps.
 MEASUREMENTS = 3
-# Below this fraction of the others' speed a rank is told of, in any job: all wait for it in every step.
+# A rank below this fraction of the others' speed is reported in any job: all ranks wait for it in every step.
 TOLD_BELOW = 0.5
-# For so many seconds after a replacement its place gets no worker, and no other worker is replaced. Each replacement doubles the
-# time: where the user's code makes one rank slow, whichever worker has it, replacing that worker does not help.
+# For this many seconds after a replacement, the place gets no worker and no other worker is replaced. Each replacement doubles
+# the time: if the user's code makes one rank slow, whichever worker has it, replacing the worker does not help.
 SHORTEST_PAUSE = 60.0
 LONGEST_PAUSE = 1800.0
 
 
 @dataclass(frozen=True, slots=True)
 class SlowRank:
-    """A rank that is too slow. A row takes it so many ``times`` as long as the median of the others."""
+    """A rank that is too slow. It needs ``times`` as long for a row as the median of the others."""
 
     rank: int
     times: float
@@ -48,7 +48,7 @@ class Slowness:
             return None
         if generation != self._generation:
             self._generation, self._counts = generation, [0] * len(shares)
-        if min(shares) == 0:  # with a global batch of less than a row for each rank: what has no rows has no speed
+        if min(shares) == 0:  # the global batch has fewer rows than ranks; a rank without rows has no speed
             self._counts = [0] * len(shares)
             return None
         even = sum(shares) / len(shares)
@@ -66,14 +66,14 @@ class Slowness:
 
 
 class Replacements:
-    """When workers that are too slow may be replaced: one at a time, and after ever longer pauses."""
+    """Decides when workers that are too slow may be replaced: one at a time, after ever longer pauses."""
 
     def __init__(self) -> None:
         self._pause = SHORTEST_PAUSE
         self._paused_until = 0.0
 
     def are_paused(self, now: float) -> bool:
-        """Whether the last replacement was too short a time ago for another one."""
+        """Whether the last replacement is too recent for another one."""
         return now < self._paused_until
 
     def begin(self, now: float) -> float:
@@ -84,7 +84,7 @@ class Replacements:
 
 
 def may_replace(seen: Situation) -> bool:
-    """Whether a member may be told to leave now: the world trains, nobody has returned, and nobody leaves already."""
+    """Whether a member may be told to leave now: the world trains, nobody has returned, and nobody is already leaving."""
     return (
         seen.world is not None
         and seen.world.phase is WorldPhase.RUNNING
@@ -93,5 +93,5 @@ def may_replace(seen: Situation) -> bool:
 
 
 def can_spare(seen: Situation, worker: Worker) -> bool:
-    """Whether ``min_np`` workers are left without this member, newcomers that are ready included."""
+    """Whether ``min_np`` workers are left without this member, including newcomers that are ready."""
     return len(seen.members) - 1 + len(seen.newcomers) >= seen.settings.min_np

@@ -1,4 +1,4 @@
-"""Timeouts: what follows when something has not happened in time, as ``watchdog`` and ``Shortage`` find out."""
+"""Timeouts: what follows when ``watchdog`` and ``Shortage`` find that something has not happened in time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spark_elastic.errors import RanksDifferError, TrainingFailedError
 
 
 def time_passed(job: JobState, event: ev.Tick) -> None:
-    """Find what has been waited for too long. What one check finds is acted on before the next check is made."""
+    """Find what is overdue. What one check finds is acted on before the next check is made."""
     for host in job.hosts:
         host.heard = job.now if host.heard is None else host.heard
     for check in watchdog.checks():

@@ -1,4 +1,4 @@
-"""Turns messages of tasks and workers into events of the machine, for all messages from which nothing else follows."""
+"""Turns messages of tasks and workers into events of the machine, where nothing else follows from a message."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from spark_elastic.protocol import messages as m
 
 
 def event_of_task(host: int, message: object) -> ev.Event | None:
-    """Return what a message of this host's task tells the machine; None for one that is no event."""
+    """Return the event for a message of this host's task; None if the message is not an event."""
     match message:
         case m.Pong():
             return ev.TaskHeard(host)
@@ -24,7 +24,7 @@ def event_of_task(host: int, message: object) -> ev.Event | None:
 
 
 def event_of_worker(worker: int, message: object) -> ev.Event | None:
-    """Return what a message of this worker tells the machine; None for one that is no event."""
+    """Return the event for a message of this worker; None if the message is not an event."""
     match message:
         case m.Heartbeat():
             return ev.WorkerHeard(worker, message.generation, message.activity, message.beats, message.commit)

@@ -1,4 +1,4 @@
-"""What always holds of a ``JobState`` between two events. Tests and the simulation check that after every event."""
+"""Invariants of a ``JobState`` between two events. Tests and the simulation check them after every event."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ IN_A_WORLD = (WorkerPhase.MEMBER, WorkerPhase.VOTED)
 
 
 def validate(job: JobState) -> None:
-    """Raise ``AssertionError`` where something that always holds does not. Takes time in proportion to the workers."""
+    """Raise ``AssertionError`` if an invariant is violated. Takes time in proportion to the number of workers."""
     if job.over:
-        return  # the remains of a job that has ended need not be consistent
+        return  # what remains of a job that has ended need not be consistent
     assert list(job.sizes) == list(range(1, job.generation + 1)), "generations are numbered one after the other"
     if job.world is not None:
         _validate_world(job.world, job)

@@ -1,4 +1,4 @@
-"""The end of a job: returning from the elastic function is a vote, and after the last one results are awaited."""
+"""Voting: a rank that returns from the elastic function votes for the end of the job; after the last vote come the results."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from spark_elastic.driver.workers import Worker
 
 
 def have_all_voted(seen: Situation) -> bool:
-    """Whether every rank of the running world is left, and has returned from the elastic function."""
+    """Whether no rank of the running world is lost and all have returned from the elastic function."""
     if seen.world is None or seen.world.phase not in (WorldPhase.RUNNING, WorldPhase.INTERRUPTING):
         return False
     members = [seen.workers.get(number) for number in seen.world.workers]
@@ -16,7 +16,7 @@ def have_all_voted(seen: Situation) -> bool:
 
 
 def find_to_call_back(seen: Situation) -> list[Worker]:
-    """Find ranks that have returned from the function and have to enter it again, because others have left the world."""
+    """Find ranks that have returned from the function but have to enter it again, because others have left the world."""
     if seen.world is None or seen.world.phase is not WorldPhase.INTERRUPTING:
         return []
     members = seen.members
@@ -25,7 +25,7 @@ def find_to_call_back(seen: Situation) -> list[Worker]:
 
 
 def have_all_delivered(seen: Situation) -> bool:
-    """Whether the result of every rank of the finishing world is there."""
+    """Whether the results of all ranks of the finishing world have arrived."""
     if seen.world is None or seen.world.phase is not WorldPhase.FINISHING:
         return False
     members = [seen.workers.get(number) for number in seen.world.workers]

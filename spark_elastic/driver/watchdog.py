@@ -1,4 +1,4 @@
-"""The machine's watchdog: who, as of now, has been silent, stuck or away for too long.
+"""The machine's watchdog: which hosts and workers have been silent, stuck or away for too long.
 
 Each check is a pure function of a ``Situation``. The machine acts on what one check finds before it makes the next. Times are
 those of the machine's clock, which stands still while the driver is paused.
@@ -15,7 +15,7 @@ from spark_elastic.driver.situation import Situation
 from spark_elastic.driver.workers import Worker
 from spark_elastic.protocol.messages import COMMIT
 
-# How many seconds of silence make what is known of a worker out of date.
+# After how many seconds of silence what is known of a worker counts as out of date.
 HEARD_SECONDS = 3.0
 
 
@@ -37,7 +37,7 @@ class WorkerHung:
 
 @dataclass(frozen=True, slots=True)
 class RanksUnconnected:
-    """Some ranks have not connected to the others: the world breaks, and those who are to blame are replaced."""
+    """Some ranks have not connected to the others: the world breaks, and the workers that are to blame are replaced."""
 
     reason: str
 
@@ -51,10 +51,10 @@ class WorldStuck:
 
 @dataclass(frozen=True, slots=True)
 class CollectivesStuck:
-    """Ranks wait, and none makes progress: the world breaks. The connections of ``silent`` workers did not answer.
+    """Ranks wait and none makes progress: the world breaks. The connections of ``silent`` workers did not answer.
 
-    ``all_wait``: all ranks wait for each other. Otherwise some compute, and others may be waiting for them. ``are_others``: they
-    wait in different collectives, which no network explains.
+    ``all_wait``: all ranks wait for each other. Otherwise some compute, and others may be waiting for them. ``are_others``: the
+    ranks wait in different collectives, which no network failure explains.
     """
 
     reason: str
@@ -65,7 +65,7 @@ class CollectivesStuck:
 
 @dataclass(frozen=True, slots=True)
 class Pointless:
-    """The job fails: the user's code makes a mistake that no reset can mend."""
+    """The job fails: the user's code has a mistake that no reset can repair."""
 
     reason: str
 
@@ -81,7 +81,7 @@ Finding = HostSilent | WorkerHung | RanksUnconnected | WorldStuck | CollectivesS
 
 
 def silent_hosts(seen: Situation) -> Iterator[Finding]:
-    """Find hosts whose task was not heard from for too long."""
+    """Find hosts whose task has not been heard from for too long."""
     limit = seen.settings.heartbeat_timeout
     silent = {
         host.host: seen.now - host.heard
@@ -97,9 +97,9 @@ def silent_hosts(seen: Situation) -> Iterator[Finding]:
 
 
 def silent_workers(seen: Situation) -> Iterator[Finding]:
-    """Find workers whose process is stopped, or did not start. Other checks judge whether a process makes progress."""
+    """Find workers whose process is stopped or did not start. Other checks judge whether a process makes progress."""
     settings = seen.settings
-    # Half of the time that there is for a world to form, so that the other half is left for a replacement.
+    # Half of the time in which a world has to form, so that the other half is left for a replacement.
     to_start = min(settings.start_timeout, settings.elastic_timeout) / 2
     limit = settings.heartbeat_timeout
     needed = last_holders(seen, {worker.worker for worker in seen.workers.values() if seen.now - worker.heard > limit})
@@ -112,10 +112,11 @@ def silent_workers(seen: Situation) -> Iterator[Finding]:
 
 
 def differing_ranks(seen: Situation) -> Iterator[Finding]:
-    """Find a change of what models train that some ranks have made and others have not.
+    """Find a change of the trained parameters that some ranks have made and others have not.
 
-    This is no matter of time: all ranks enter the same collectives in the same order. So a rank that has entered as many of them
-    as there were up to the comparison of a change, and has made fewer changes, has entered another collective in its place.
+    This does not depend on time: all ranks enter the same collectives in the same order. So if a rank has entered as many
+    collectives as there were up to the comparison of a change, but has made fewer changes, it has entered another collective in
+    place of that comparison.
     """
     world = seen.world
     if world is None or world.phase not in (WorldPhase.RUNNING, WorldPhase.INTERRUPTING):
@@ -138,7 +139,7 @@ def differing_ranks(seen: Situation) -> Iterator[Finding]:
 
 
 def stuck_collectives(seen: Situation) -> Iterator[Finding]:
-    """Find those who have not entered a collective that others wait in, and worlds in which all wait for each other."""
+    """Find ranks that have not entered a collective in which others wait, and worlds in which all wait for each other."""
     world = seen.world
     if world is None or world.phase not in (WorldPhase.RUNNING, WorldPhase.INTERRUPTING):
         return
@@ -149,14 +150,14 @@ def stuck_collectives(seen: Situation) -> Iterator[Finding]:
     if any(seen.now - worker.active_at <= limit for worker in seen.members):
         return
     if not all(_is_heard(seen, worker) for worker in seen.members):
-        return  # what a silent rank has entered is not known, and another check judges silence
+        return  # it is not known what a silent rank has entered, and another check judges silence
     inside = [worker for worker in seen.members if worker.phase is WorkerPhase.MEMBER]
     outside = [worker for worker in seen.members if worker.phase is not WorkerPhase.MEMBER]
     if not inside:
         return
     fewest = min(worker.activity.collectives for worker in inside)
     missed = [world.ranks[worker.worker] for worker in outside if worker.activity.collectives < fewest]
-    is_awaited = len(inside) < len(world.members)  # ranks that are gone left the world before they were lost
+    is_awaited = len(inside) < len(world.members)  # lost ranks had left the world before they were lost
     if missed and world.phase is WorldPhase.INTERRUPTING:
         yield WorldStuck(f"ranks {missed} left the world at another commit than the others")
     elif missed:
@@ -165,15 +166,14 @@ def stuck_collectives(seen: Situation) -> Iterator[Finding]:
             f"{limit:g} s; all ranks have to take the same steps"
         )
     elif any(worker.commit is None or worker.commit.generation < world.generation for worker in inside):
-        # Some ranks are not in the user's function yet: the rank that is to send them the state does not do so, and never will
-        # by itself.
+        # Some ranks are not in the user's function yet: the rank that should send them the state does not, and will not.
         yield WorldStuck(f"not all ranks had the state within {limit:g} s")
     elif late := find_late(inside, is_awaited):
         yield from _replace_late(seen, world, late, limit)
     elif any(worker.activity.waiting for worker in inside):
         yield _find_stuck(seen, world, inside, limit)
     elif not any(worker.has_progressed for worker in inside):
-        # A rank that has committed before may be in the same long code in which it was at the last loss.
+        # A rank that has committed before may be in the same long code as at the last loss.
         yield Pointless(
             f"no worker reached a commit within {limit:g} s (twice hang_timeout={seen.settings.hang_timeout:g}) "
             f"after generation {world.generation} had formed: the elastic function has to call state.commit(), "
@@ -184,7 +184,7 @@ def stuck_collectives(seen: Situation) -> Iterator[Finding]:
 def _replace_late(seen: Situation, world: Generation, late: Sequence[Worker], limit: float) -> Iterator[Finding]:
     numbers = {worker.worker for worker in late}
     if last_holders(seen, numbers):
-        # Such a rank may itself wait for ranks that were lost after they had left. An abort frees it, so no worker is given up.
+        # Such a rank may itself wait for ranks that left and were then lost. An abort frees it, so no worker is given up.
         yield WorldStuck(f"ranks {[world.ranks[number] for number in sorted(numbers)]} were waited for {limit:g} s")
         return
     for worker in late:
@@ -196,7 +196,7 @@ def _replace_late(seen: Situation, world: Generation, late: Sequence[Worker], li
 
 
 def _missed_in_fixed_world(seen: Situation, world: Generation) -> Iterator[Finding]:
-    """Find ranks that others wait for in a collective. Between collectives, and after its last one, code may take any time."""
+    """Find ranks that others wait for in a collective. Between collectives, and after the last one, code may take any time."""
     limit = seen.settings.hang_timeout
     if any(seen.now - worker.active_at <= limit for worker in seen.members):
         return
@@ -224,7 +224,7 @@ def _missed_in_fixed_world(seen: Situation, world: Generation) -> Iterator[Findi
 
 
 def _find_stuck(seen: Situation, world: Generation, inside: Sequence[Worker], limit: float) -> Finding:
-    """Describe a world in which some rank waits although none is late for a collective of all ranks."""
+    """Describe a world in which a rank waits although none is late for a collective of all ranks."""
     waiting = [world.ranks[worker.worker] for worker in inside if worker.activity.waiting]
     computing = [world.ranks[worker.worker] for worker in inside if not worker.activity.waiting]
     others = {} if computing else find_others(inside)
@@ -250,7 +250,7 @@ def _find_stuck(seen: Situation, world: Generation, inside: Sequence[Worker], li
 
 
 def find_others(inside: Sequence[Worker]) -> dict[str, list[int]]:
-    """Find the first collective that was not the same on all: who entered what, by name; empty where none is known."""
+    """Find the first collective that differed between ranks. Return the workers by the name of what they entered, or {}."""
     entered = []
     for worker in inside:
         first = worker.activity.collectives - len(worker.activity.recent)
@@ -265,9 +265,9 @@ def find_others(inside: Sequence[Worker]) -> dict[str, list[int]]:
 
 
 def find_late(inside: Sequence[Worker], is_awaited: bool) -> list[Worker]:
-    """Find the ranks that compute while others wait for them, in a collective that they have not entered or to leave the world.
+    """Find ranks that compute while others wait for them, in a collective that they have not entered or to leave the world.
 
-    If no rank waits, all take long to compute. A rank that waits in a collective is not late for that collective.
+    If no rank waits, all of them compute for long. A rank that waits in a collective is not late for that collective.
     """
     computing = [worker for worker in inside if not worker.activity.waiting]
     awaited = max((worker.activity.collectives for worker in inside if worker.activity.waiting), default=None)
@@ -278,10 +278,10 @@ def find_late(inside: Sequence[Worker], is_awaited: bool) -> list[Worker]:
 
 
 def find_silent(seen: Situation, inside: Sequence[Worker]) -> tuple[int, ...]:
-    """Find the ranks with the most connections that do not answer: the likely cause. At least one rank with the state is left.
+    """Find the likely cause: the ranks with the most connections that do not answer. At least one rank with the state is left.
 
-    A rank that is cut off has such a connection to every other rank, each of which has only that one. Of two ranks the younger
-    is chosen.
+    A rank that is cut off has a silent connection to every other rank, each of which has only that one. Of two ranks the
+    younger is chosen.
     """
     most = max((worker.activity.silent for worker in inside), default=0)
     found = [worker.worker for worker in inside if worker.activity.silent == most] if most else []
@@ -290,7 +290,7 @@ def find_silent(seen: Situation, inside: Sequence[Worker]) -> tuple[int, ...]:
 
 
 def missing_results(seen: Situation) -> Iterator[Finding]:
-    """Find the ranks whose result does not come, although they have left the elastic function with all others."""
+    """Find ranks whose result does not arrive, although they have left the elastic function with all others."""
     world, limit = seen.world, seen.settings.hang_timeout
     if world is None or world.phase is not WorldPhase.FINISHING:
         return
@@ -307,12 +307,12 @@ def missing_results(seen: Situation) -> Iterator[Finding]:
 
 
 def late_survivors(seen: Situation) -> Iterator[Finding]:
-    """Find survivors of an abort that stay in user code for longer than a rank may at any time."""
+    """Find survivors of an abort that stay in user code for longer than any rank may."""
     if seen.world is None:
         return
     limit = max(seen.settings.ready_timeout, _time_without_progress(seen, seen.world))
     called = [worker for worker in seen.members if worker.awaited_since is not None]
-    # With a device's group nobody can come back before all have answered; until then only ranks that have not answered are late.
+    # With a device's group, nobody can come back before all have answered. Until then, only ranks that have not are late.
     suspects = [worker for worker in called if seen.world.device_aborted or worker.worker not in seen.world.answered]
     awaited = {
         worker.worker: seen.now - worker.awaited_since
@@ -334,11 +334,11 @@ def late_survivors(seen: Situation) -> Iterator[Finding]:
 
 
 def last_holders(seen: Situation, suspects: Set[int]) -> set[int]:
-    """Find the workers that may be the last to hold the newest commit, if none but ``suspects`` is known to hold it.
+    """Find the workers that may be the last holders of the newest commit, if none but ``suspects`` is known to hold it.
 
-    Only what holds at this moment counts as known. A worker that has not been heard for a while may have gone on since, and a
-    member of a broken world that has neither come back nor answered the abort may find that it cannot go back to any commit (see
-    ``in_place``). Before the first commit of a job all members hold the same state.
+    Only facts that hold at this moment count as known. A worker that has not been heard from for a while may have trained on
+    since, and a member of a broken world that has neither come back nor answered the abort may find that it cannot go back to
+    any commit (see ``in_place``). Before the first commit of a job, all members hold the same state.
     """
     members = {worker.worker for worker in seen.members}
     holding = seen.world.holding if seen.world is not None else set()
@@ -366,15 +366,15 @@ def _is_heard(seen: Situation, worker: Worker) -> bool:
 
 
 def _patience(seen: Situation, limit: float, is_last_holder: bool) -> float:
-    """Return how long to wait for a suspect. A job that cannot go on without it waits as long as it would for any worker.
+    """Return how long to wait for a suspect. A job that cannot continue without it waits for up to ``elastic_timeout``.
 
-    A fixed world grants no worker more time, because it begins anew in any case.
+    A fixed world grants no worker more time, because it starts over in any case.
     """
     return max(limit, seen.settings.elastic_timeout) if is_last_holder and seen.settings.elastic else limit
 
 
 def _time_without_progress(seen: Situation, world: Generation) -> float:
-    """Return how long a rank may show no progress, which is twice as long until all have made a commit of the generation.
+    """Return how long a rank may show no progress: twice as long until all have made a commit in this generation.
 
     The first step of a generation may compile kernels, open files and fill a loader.
     """
@@ -393,7 +393,7 @@ def slow_forming(seen: Situation) -> Iterator[Finding]:
 
 
 def overdue_drains(seen: Situation) -> Iterator[Finding]:
-    """Find draining hosts whose worker has not left in time."""
+    """Find draining hosts whose worker has not left before the deadline."""
     if seen.world is None or seen.world.phase is not WorldPhase.INTERRUPTING:
         return
     for worker in seen.members:

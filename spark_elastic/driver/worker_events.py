@@ -1,4 +1,4 @@
-"""What each event of a worker means for the job: one function an event.
+"""What each event of a worker means for the job: one function per event.
 
 Messages of lost workers are ignored, and so are messages about a world that is over.
 """
@@ -30,14 +30,14 @@ def worker_connected(job: JobState, event: ev.WorkerConnected) -> None:
 
 
 def worker_seen(job: JobState, event: ev.WorkerSeen) -> None:
-    """A worker's process lives, although one long call keeps its Python from saying so. It need not make progress."""
+    """A worker's process is alive, even if one long call keeps its Python from saying so. It need not make progress."""
     worker = job.workers.get(event.worker)
     if worker is not None and worker.phase is not WorkerPhase.STARTING:
         worker.heard = job.now
 
 
 def worker_heard(job: JobState, event: ev.WorkerHeard) -> None:
-    """A worker says that it is alive, and how far it is."""
+    """A worker reports that it is alive, and how far it has come."""
     worker = job.workers.get(event.worker)
     if worker is None:
         return
@@ -62,7 +62,7 @@ def worker_gone(job: JobState, event: ev.WorkerGone) -> None:
 
 
 def fault_struck(job: JobState, event: ev.FaultStruck) -> None:
-    """An injected fault ends a worker's process."""
+    """An injected fault is about to end a worker's process."""
     job.book.injected[event.worker] = event.fault
 
 
@@ -100,14 +100,14 @@ def worker_ready(job: JobState, event: ev.WorkerReady) -> None:
         return
     worker.heard = job.now
     if not job.is_member(event.worker) and event.commit is not None:
-        return  # only a member of a world can have made or received a commit
+        return  # only members of a world can have made or received a commit
     if job.elastic_since is None:
         job.elastic_since = job.now
     world = job.world
     if world is not None and event.worker in world.ranks:
         if event.generation != world.generation:
             return
-        # After a planned interrupt ranks come back without a reason; those that the driver has called back are expected.
+        # After a planned interrupt, ranks come back without a reason. Ranks that the driver has called back are expected.
         expected = worker.awaited_since is not None or (world.phase is WorldPhase.INTERRUPTING and not event.reason)
         if not expected and world.phase is not WorldPhase.FINISHING:
             reason = f"rank {world.ranks[event.worker]} reports: {event.reason or 'it left without being asked to'}"
@@ -147,7 +147,7 @@ def group_formed(job: JobState, event: ev.GroupFormed) -> None:
 
 
 def worker_aborted(job: JobState, event: ev.WorkerAborted) -> None:
-    """A worker has aborted its collectives, and says to which commit it can go back."""
+    """A worker has aborted its collectives, and reports to which commit it can go back."""
     worker = job.workers.get(event.worker)
     if worker is None or job.world is None or event.generation != job.world.generation:
         return
@@ -161,7 +161,7 @@ def worker_aborted(job: JobState, event: ev.WorkerAborted) -> None:
 
 
 def world_broken(job: JobState, event: ev.WorldBroken) -> None:
-    """A worker says that its world cannot go on."""
+    """A worker reports that its world cannot continue."""
     world = job.world
     if world is None or event.generation != world.generation or event.worker not in job.workers:
         return
@@ -170,7 +170,7 @@ def world_broken(job: JobState, event: ev.WorldBroken) -> None:
 
 
 def steps_timed(job: JobState, event: ev.StepsTimed) -> None:
-    """All ranks have timed their steps, which may show that a worker is slow or too slow, or that fewer workers are faster."""
+    """All ranks have timed their steps. The times may show that a worker is slow or too slow, or that fewer are faster."""
     world = job.world
     if world is None or event.generation != world.generation or not _is_credible(event, world):
         return
@@ -182,7 +182,7 @@ def steps_timed(job: JobState, event: ev.StepsTimed) -> None:
 
 
 def _tell_slow(job: JobState, world: Generation, event: ev.StepsTimed) -> None:
-    """Say once of a worker that the others wait for it in every step. Where rows have moved, nobody does."""
+    """Report once per worker that the others wait for it in every step. If rows have moved away from it, nobody waits."""
     if max(event.shares) - min(event.shares) > 1:
         return
     slow = job.slow.measured(event.generation, event.shares, event.microseconds)
@@ -195,7 +195,7 @@ def _tell_slow(job: JobState, world: Generation, event: ev.StepsTimed) -> None:
 
 
 def _replace_slow(job: JobState, world: Generation, event: ev.StepsTimed) -> None:
-    """Have a worker that is too slow leave at the next commit, as one does whose host drains."""
+    """Have a worker that is too slow leave at the next commit, like one whose host drains."""
     slow = job.too_slow.measured(event.generation, event.shares, event.microseconds)
     if slow is None or job.replacements.are_paused(job.now) or not may_replace(job.situation):
         return
@@ -213,7 +213,7 @@ def _replace_slow(job: JobState, world: Generation, event: ev.StepsTimed) -> Non
 
 
 def _is_credible(timed: ev.StepsTimed, world: Generation) -> bool:
-    """Whether the measurements are rank 0's, one a rank. A worker's mistake in them is not to end the job."""
+    """Whether the measurements come from rank 0, one per rank. A worker's mistake in them must not end the job."""
     return (
         timed.worker == world.workers[0]
         and len(timed.shares) == len(timed.microseconds) == len(world.members)
@@ -285,7 +285,7 @@ def result_arrived(job: JobState, event: ev.ResultArrived) -> None:
     worker.heard = job.now
     finishing = job.world is not None and job.world.phase is WorldPhase.FINISHING
     if event.elastic and not (finishing and job.is_member(event.worker)):
-        return  # no worker has learned that all have left the elastic function
+        return  # no worker has been told that all have left the elastic function
     if not event.elastic and (job.elastic_since is not None or job.generation > 0):
         failure = WorkerFailure(
             event.worker, None, worker.host_name, "fn returned without calling its elastic function"

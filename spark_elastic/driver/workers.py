@@ -18,7 +18,7 @@ class Worker:
     host_name: str
     place: Place
     started_at: float
-    # When the worker's process was last known to run: from the worker itself, or from its task once the worker has connected.
+    # When the process was last known to run, from the worker itself or, once the worker has connected, from its task.
     heard: float
     phase: WorkerPhase = WorkerPhase.STARTING
     commit: CommitId | None = None
@@ -28,12 +28,12 @@ class Worker:
     beats: int = 0
     active_at: float = 0.0
     ready_at: float = 0.0
-    # Since when the driver has waited for the worker to come back to its elastic function: since an abort, or its last
-    # heartbeat() after that.
+    # Since when the driver has waited for the worker to come back to its elastic function: since an abort, or since the
+    # worker's last heartbeat() after that.
     awaited_since: float | None = None
-    # How many worlds in a row failed to form for no known reason while this worker had not connected.
+    # How many worlds in a row failed to form, for no known reason, while this worker had not connected.
     form_failures: int = 0
-    # Whether it has been in a world that formed, and whether it has made a commit there.
+    # Whether the worker has been in a world that formed, and whether it has made a commit there.
     has_connected: bool = False
     has_progressed: bool = False
 
@@ -44,7 +44,7 @@ class Worker:
         return next((slices for slices in self.slices if slices.commit == commit), None)
 
     def enter(self, change: WorkerChange) -> None:
-        """Go on to the phase that follows; raises ``IllegalTransition``. Nothing else sets ``phase``."""
+        """Move on to the phase that follows a change. Raises ``IllegalTransition``. Nothing else sets ``phase``."""
         following = WORKER.get((self.phase, change))
         if following is None:
             raise IllegalTransition(f"worker {self.worker}", self.phase, change)
