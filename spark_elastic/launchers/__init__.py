@@ -9,8 +9,8 @@ from spark_elastic.launchers.connect import ConnectLauncher
 from spark_elastic.launchers.local import LocalLauncher
 from spark_elastic.launchers.spark import SparkLauncher
 
-# The launchers by name. Each takes what the user has given to ``run`` as ``spark`` (for a session of Spark Connect that is
-# ``connect``) or ``local``, and those of Spark also take the resources of a task.
+# The launchers by name. Each takes the user's ``spark`` argument of ``run`` (``connect`` is for sessions of Spark Connect) or
+# the ``local`` argument. Those of Spark also take the resources of a task.
 LAUNCHERS: Mapping[str, Callable[..., Launcher]] = {
     "spark": SparkLauncher,
     "connect": ConnectLauncher,

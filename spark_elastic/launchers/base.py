@@ -1,4 +1,4 @@
-"""The interfaces of a launcher: what the driver asks of it, and what it tells the driver."""
+"""The interfaces of a launcher: what the driver asks of it, and what it reports to the driver."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from spark_elastic.protocol.ticket import Ticket
 
 @dataclass(frozen=True)
 class SlotListener:
-    """What slots call, on a thread of their own, to tell what happens to them.
+    """The functions that slots call, on a thread of their own, to report what happens to them.
 
-    on_stopped: the job cannot go on, for this reason. on_draining: the platform is about to take away the place where this
+    on_stopped: the job cannot continue, for this reason. on_draining: the platform is about to take away the place where this
     slot's task runs. on_given_up: this slot ended, for this reason, before its task had registered.
     """
 
@@ -31,46 +31,46 @@ class Slots(AbstractContextManager["Slots"], Protocol):
     """
 
     def slot_registered(self, slot: int) -> None:
-        """Note that a slot's task has registered at the driver."""
+        """Note that a slot's task has registered with the driver."""
 
     def give_back(self) -> None:
-        """Give all slots back to the platform and ask for them again after a while: another job may be waiting."""
+        """Give all slots back to the platform and request them again after a while: another job may be waiting."""
 
     def submit_no_more(self) -> None:
-        """Note that the job is over: tasks are about to end, and are not to be started again."""
+        """Note that the job is over: tasks are about to end, and must not be started again."""
 
     def find_end(self) -> str:
-        """Say how the platform, or somebody by way of the platform, has ended the job; an empty string if the job goes on."""
+        """Say how the platform, or somebody through it, has ended the job; an empty string if the job continues."""
 
 
 class Launcher(AbstractContextManager["Launcher"], Protocol):
-    """Finds the platform on ``__enter__`` and leaves it as it was on ``__exit__``.
+    """Finds the platform on ``__enter__``, and leaves it unchanged on ``__exit__``.
 
-    A launcher is made with what the user gave as ``spark`` or ``local``, and raises ``TypeError`` if that is of the wrong kind.
-    On entry it raises ``ValueError`` for a platform with whose settings no worker could run.
+    A launcher is constructed with the user's ``spark`` or ``local`` argument, and raises ``TypeError`` if that has the wrong
+    type. On entry it raises ``ValueError`` if no worker could run with the platform's settings.
     """
 
     @property
     def platform(self) -> str:
-        """What messages call the platform."""
+        """The name of the platform in messages."""
 
     @property
     def memory_setting(self) -> str | None:
-        """The platform's setting that gives workers more memory; None where there is none."""
+        """The platform's setting that gives workers more memory; None if there is none."""
 
     @property
     def application(self) -> str:
-        """What the platform calls this application."""
+        """The platform's name for this application."""
 
     @property
     def bind_address(self) -> str:
-        """Where the driver has to listen; empty for everywhere."""
+        """The address on which the driver has to listen; an empty string for all addresses."""
 
     def addresses(self, port: int) -> tuple[tuple[str, int], ...]:
-        """Return where tasks reach a driver that listens on ``port``; they try one after the other."""
+        """Return where tasks reach a driver that listens on ``port``, in the order in which to try."""
 
     def sizes(self, num_proc: int | None, min_np: int | None, max_np: int | None) -> tuple[int, int, int]:
-        """Fill in sizes that are None by what the platform has. Return ``min_np``, ``num_proc`` and ``max_np``."""
+        """Fill in sizes that are None from what the platform has. Return ``min_np``, ``num_proc`` and ``max_np``."""
 
     def launch(self, ticket: Ticket, slots: int, listener: SlotListener) -> Slots:
-        """Make ``slots`` slots, for tasks that join the ticket's job. Nothing runs before they are entered."""
+        """Return ``slots`` slots for tasks that join the ticket's job. Nothing runs until the result is entered."""

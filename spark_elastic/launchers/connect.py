@@ -1,6 +1,6 @@
 """Slots from a session of Spark Connect, which has no SparkContext: one query of one task per slot, each on a thread.
 
-A query runs until its task ends, with a tag by which one that waits for a free core is taken back.
+A query runs until its task ends. It has a tag, by which it can be interrupted while it waits for a free core.
 """
 
 from __future__ import annotations
@@ -30,25 +30,24 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("spark_elastic")
 
-# How often the session and its server are checked. The client of Spark Connect itself retries for many minutes before it gives
-# up.
+# How often the session and its server are checked. Spark Connect's own client retries for many minutes before it gives up.
 WATCH_SECONDS = 1.0
 CONNECT_SECONDS = 5.0
-# Attempts to connect that the server has to refuse in a row: one that is restarted behind its address has another session.
+# How many attempts to connect the server has to refuse in a row to count as gone. If it is restarted, the session is lost.
 REFUSALS = 3
 END_SECONDS = 20.0
-# How often waiting queries are taken back while the job ends, because another one may be about to be submitted.
+# How often waiting queries are interrupted while the job ends, because another one may be about to be submitted.
 INTERRUPT_SECONDS = 0.2
 # How many seconds pass between two checks of the server while the job ends.
 PROBE_SECONDS = 0.2
 DEFAULT_PORT = 15002
 
-# A session that is being stopped has its queries cancelled before it says so itself.
+# When a session is being stopped, its queries are cancelled before the session says so itself.
 _INTERRUPTED = "its queries were interrupted, or its Spark Connect session was stopped"
 
 _LOGGERS = ("pyspark.sql.connect.logging", "pyspark.sql.connect.client.core")
 
-# The conditions of Spark Connect's errors after which a session is no longer usable.
+# The error conditions of Spark Connect after which a session is no longer usable.
 _ENDED = {
     "SESSION_CLOSED": "its Spark Connect session was closed",
     "SESSION_NOT_FOUND": "the Spark Connect server does not know its session any more; it was closed, or timed out",
@@ -83,17 +82,17 @@ class ConnectLauncher:
 
     @property
     def session(self) -> SparkSession:
-        """The session that slots are taken from."""
+        """The session from which slots are taken."""
         return self._session
 
     @property
     def application(self) -> str:
-        """What Spark calls the application of the Spark Connect server."""
+        """Spark's name for the application of the Spark Connect server."""
         return str(self._session.conf.get("spark.app.id", "unknown"))
 
     @property
     def bind_address(self) -> str:
-        """All addresses, because it is not known on which of this machine's networks the executors are."""
+        """All addresses, because it is not known on which of this machine's networks executors are."""
         return ""
 
     def addresses(self, port: int) -> tuple[tuple[str, int], ...]:
@@ -102,7 +101,7 @@ class ConnectLauncher:
         local = local_address(host, server_port)
         hosts = [local, socket.gethostname()]
         if not local or local.startswith("127.") or local == "::1":
-            # The server is on this machine, so executors find both under the name that they use for the server.
+            # The server runs on this machine, so executors reach both by the name that they use for the server.
             hosts = [str(self._session.conf.get("spark.driver.host", "")).strip("[]"), *hosts]
         return tuple((host, port) for host in dict.fromkeys(hosts) if host)
 
@@ -111,13 +110,13 @@ class ConnectLauncher:
         return default_sizes(self._session, num_proc, min_np, max_np, self._resources)
 
     def launch(self, ticket: Ticket, slots: int, listener: SlotListener) -> ConnectSlots:
-        """Make as many slots."""
+        """Return this many slots."""
         return ConnectSlots(self._session, ticket, slots, listener, self._profile)
 
 
 @dataclass(slots=True)
 class _Slot(Slot):
-    # The tags of its newest query, and of the one that was taken back for another job.
+    # The tags of the slot's newest query, and of the query that was interrupted in favour of another job.
     tag: str = ""
     given_back: str = ""
 
@@ -125,8 +124,8 @@ class _Slot(Slot):
 class ConnectSlots:
     """Submits and watches the slots' queries, each on a thread of its own, from ``__enter__`` to ``__exit__``.
 
-    The listener is told that the session or its server is gone, that queries were interrupted or that executors cannot run the
-    tasks (stopped), and that Spark has given up a slot that had not registered.
+    ``on_stopped`` is called if the session or its server is gone, if queries were interrupted, or if executors cannot run the
+    tasks; ``on_given_up`` if Spark has given up a slot that had not registered.
     """
 
     def __init__(
@@ -163,9 +162,9 @@ class ConnectSlots:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Take back what Spark has not started, and wait until all queries have ended.
+        """Interrupt queries that Spark has not started, and wait until all queries have ended.
 
-        If the server is gone, this does not wait: the client's own attempts to reach it end some minutes later, on the slots'
+        If the server is gone, this does not wait: the client's own attempts to reach it end a few minutes later, on the slots'
         threads.
         """
         self.submit_no_more()
@@ -177,44 +176,44 @@ class ConnectSlots:
         self._watcher.join()
 
     def submit_no_more(self) -> None:
-        """Note that the job is over; its tasks are about to end, and are not to be started again."""
+        """Note that the job is over: its tasks are about to end, and must not be started again."""
         with self._wake:
             self._closing = True
             self._wake.notify_all()
 
     def slot_registered(self, slot: int) -> None:
-        """Note that a slot's task runs: its next submission need not wait."""
+        """Note that a slot's task runs, so that its next submission need not wait."""
         self._slots[slot].register()
         self._has_hosts = True
 
     def give_back(self) -> None:
-        """Take back all queries and submit them again after a while."""
+        """Interrupt all queries and submit them again after a while."""
         again = time.monotonic() + random.uniform(*YIELD_SECONDS)
         for slot in self._slots:
             slot.start_at, slot.given_back = again, slot.tag
         threading.Thread(target=self._interrupt_all, name="spark_elastic-give-back", daemon=True).start()
 
     def find_end(self) -> str:
-        """Say how Spark, or somebody by way of it, has ended the job; empty if it goes on."""
+        """Say how Spark, or somebody through it, has ended the job; an empty string if it continues."""
         if not self._end and self._session.is_stopped:
             self._end = "its Spark Connect session was stopped"
         if not self._end and self._is_gone():
-            # All workers are lost with the server, which may end the job before it has been missed.
+            # All workers are lost with the server. That may end the job before the watcher has noticed.
             self._end = self._gone
         return self._end
 
     # ------------------------------------------------------------------ threads
 
     def _keep(self, slot: _Slot) -> None:
-        """Have a query for a slot, as long as the job goes on."""
+        """Keep a query submitted for a slot until the job is over."""
         for attempt in itertools.count():
             while (pause := slot.start_at - time.monotonic()) > 0 and self._wait(pause):
-                pass  # the slot may have been given back in the meantime, and have to wait longer
+                pass  # the slot may have been given back meanwhile, and have to wait longer
             if not self._wait(0.0):
                 return
             reason, said = "", ""
             slot.tag = f"spark_elastic-{self._ticket.run_id}-{slot.number}-{attempt}"
-            self._session.addTag(slot.tag)  # the tag is set for the queries of this thread only
+            self._session.addTag(slot.tag)  # the tag applies only to the queries of this thread
             try:
                 frame = self._session.range(0, 1, 1, numPartitions=1)
                 with unlogged(*_LOGGERS):  # at level DEBUG these loggers write what is sent, and the key with it
@@ -242,7 +241,7 @@ class ConnectSlots:
         return find_end(said)
 
     def _watch(self) -> None:
-        """Notice the end of the session and of its server, which a query that runs may not."""
+        """Notice the end of the session and of its server. A running query may not."""
         refusals = 0
         while self._wait(WATCH_SECONDS):
             refusals = refusals + 1 if self._is_refused() else 0
@@ -252,7 +251,7 @@ class ConnectSlots:
                 self._stop(self._gone)
 
     def _is_refused(self) -> bool:
-        """Whether nothing listens at the server's address. One that does not answer in time may only be busy."""
+        """Whether nothing listens at the server's address. A server that does not answer in time may only be busy."""
         if not self._host:
             return False
         try:
@@ -264,7 +263,7 @@ class ConnectSlots:
         return False
 
     def _is_gone(self) -> bool:
-        """Ask a few times in a row, because a single refusal may be chance."""
+        """Whether the server refuses several times in a row, because a single refusal may be chance."""
         for _ in range(REFUSALS - 1):
             if not self._is_refused():
                 return False
@@ -272,12 +271,12 @@ class ConnectSlots:
         return self._is_refused()
 
     def _wait(self, seconds: float) -> bool:
-        """Wait this many seconds, or until the job is over. Returns whether the job goes on."""
+        """Wait this many seconds, or until the job is over. Return whether the job continues."""
         with self._wake:
             return not self._wake.wait_for(lambda: self._closing or bool(self._end), max(seconds, 0.0))
 
     def _stop(self, reason: str) -> None:
-        """Tell the job that it cannot go on, once."""
+        """Report, once, that the job cannot continue."""
         with self._wake:
             if self._closing or self._end:
                 return
@@ -290,7 +289,7 @@ class ConnectSlots:
             self._interrupt(slot)
 
     def _take_back(self, deadline: float) -> None:
-        """Interrupt queries that wait until none is left, and after the deadline those that run, too."""
+        """Interrupt waiting queries until none is left; after the deadline, interrupt running queries, too."""
         while (
             left := [entry for entry in zip(self._slots, self._threads, strict=True) if entry[1].is_alive()]
         ) and not self._end:
@@ -310,19 +309,19 @@ class ConnectSlots:
 
 
 def find_end(said: str) -> str:
-    """Say why no other query of this session will run, by what an error says; empty if another try may help."""
+    """Return, from what an error says, why no other query of this session will run; empty if another try may help."""
     return next((reason for sign, reason in _ENDED.items() if sign in said), "")
 
 
 def endpoint_of(session: SparkSession) -> tuple[str, int]:
-    """Return host and port of a session's server; an empty host where the session was made by other means than an address."""
+    """Return host and port of a session's server; an empty host if the session was not made from an address."""
     builder = getattr(session.client, "_builder", None)
     found = re.fullmatch(r"\[?(.+?)\]?:(\d+)", str(getattr(builder, "endpoint", "")))
     return (found.group(1), int(found.group(2))) if found else ("", DEFAULT_PORT)
 
 
 def local_address(host: str, port: int) -> str:
-    """The address of this machine in the network of a host; empty if it cannot be determined."""
+    """Return this machine's address in the network of a host; an empty string if it cannot be determined."""
     if not host:
         return ""
     try:

@@ -1,4 +1,4 @@
-"""The GPUs of this machine, found without starting CUDA, which this process may have to fork or to use later."""
+"""Finds the GPUs of this machine without initialising CUDA, because this process may have to fork, or to use CUDA later."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ASK_SECONDS = 30.0
 
 
 def find_gpus(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """Return each GPU that CUDA_VISIBLE_DEVICES lets us use, as a value for this variable; nothing where torch cannot use any."""
+    """Return each GPU that CUDA_VISIBLE_DEVICES allows, as a value for this variable; nothing if torch cannot use any."""
     command = shutil.which("nvidia-smi")
     if command is None or not _torch_uses_gpus():
         return ()
@@ -26,7 +26,7 @@ def find_gpus(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
         )
     except (OSError, subprocess.TimeoutExpired):
         return ()
-    # Where its driver does not answer, what is printed says so.
+    # If the GPU's driver does not answer, the output says so.
     return visible_gpus(",".join(done.stdout.split())) if done.returncode == 0 else ()
 
 
@@ -38,7 +38,7 @@ def _torch_uses_gpus() -> bool:
 
 
 def visible_gpus(listed: str) -> tuple[str, ...]:
-    """Take a value of CUDA_VISIBLE_DEVICES apart as CUDA does: an entry that names no GPU ends the list."""
+    """Parse a value of CUDA_VISIBLE_DEVICES as CUDA does: an entry that names no GPU ends the list."""
     found: list[str] = []
     for entry in map(str.strip, listed.split(",")):
         if not re.fullmatch(r"\d+|(GPU|MIG)-[\w/-]+", entry):
@@ -50,8 +50,9 @@ def visible_gpus(listed: str) -> tuple[str, ...]:
 def gpu_at(address: str, environment: Mapping[str, str] = os.environ) -> str:
     """Return the value of CUDA_VISIBLE_DEVICES for a worker to which Spark has assigned the GPU with this address.
 
-    A number counts within what the cluster has left visible, as CUDA counts, and Spark's own TorchDistributor; the id of a GPU or
-    of a MIG slice stands for itself. Raises ``ValueError`` for what the cluster has hidden from the executor.
+    A number is an index into the GPUs that the cluster has left visible, as for CUDA and for Spark's own TorchDistributor; the
+    id of a GPU or of a MIG slice stands for itself. Raises ``ValueError`` for a GPU that the cluster has hidden from the
+    executor.
     """
     variable = environment.get("CUDA_VISIBLE_DEVICES")
     if variable is None:

@@ -1,4 +1,4 @@
-"""The Java that Spark would start, and the error of a session that does not start for want of one that Spark supports."""
+"""Which Java Spark would start, and the error of a session that fails to start for lack of a supported Java."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Version = tuple[int, ...]
 
 
 def judge_java(spark: Version | None) -> tuple[str, str]:
-    """Return which Java this Spark would start, and what to do about it: nothing (an empty string) where Spark supports it."""
+    """Return which Java this Spark would start, and what to do about it: an empty string if Spark supports it."""
     home = os.environ.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else shutil.which("java")
     wanted = "17 or 21" if spark is None or spark >= (4,) else "8, 11 or 17"
@@ -42,7 +42,7 @@ def judge_java(spark: Version | None) -> tuple[str, str]:
 
 @contextmanager
 def starting_spark() -> Iterator[None]:
-    """Raise ``SparkElasticError`` if Spark does not start here and its Java may be why: py4j tells of a gateway that exited."""
+    """Raise ``SparkElasticError`` if Spark does not start here and Java may be why: py4j only says that its gateway exited."""
     try:
         yield
     except Exception as error:
@@ -61,12 +61,12 @@ def installed(name: str) -> Version | None:
 
 
 def dotted(version: Version) -> str:
-    """Write a version as people do."""
+    """Return a version as people write it."""
     return ".".join(map(str, version))
 
 
 def output_of(command: list[str]) -> str:
-    """Return what a short command prints, or why it prints nothing."""
+    """Return the output of a short command, or why there is none."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=ASK_SECONDS, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.TimeoutExpired) as error:

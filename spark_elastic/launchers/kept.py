@@ -1,7 +1,6 @@
-"""What a run on this machine leaves for the next one: the process from which slots are forked, which has imported torch.
+"""The process that a run on this machine leaves for the next run: it has imported torch, and slots are forked from it.
 
-The process has done nothing but imports, so it holds nothing of a job: ticket and key go to the slots, which end with their
-job.
+The process has only done imports, so it holds nothing of a job: ticket and key go to the slots, which end with their job.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ from spark_elastic.launchers.slot_process import SlotParent
 
 
 class KeptParent:
-    """Holds at most one process, which forks nothing meanwhile. All methods may be called from any thread."""
+    """Holds at most one process, which forks nothing while it is held. All methods may be called from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._parent: SlotParent | None = None
 
     def take(self, cpus: int) -> SlotParent:
-        """Hand over the process if it has what one started now would have; else end it, and start one. Raises ``OSError``."""
+        """Return the held process if a new one would be no different; else end it and start a new one. Raises ``OSError``."""
         parent = self._exchange(None)
         if parent is not None and parent.fits(cpus):
             return parent
@@ -29,15 +28,15 @@ class KeptParent:
         return SlotParent(cpus)
 
     def keep(self, parent: SlotParent) -> None:
-        """Hold a process that has no slot, in place of the one that is held already."""
+        """Hold a process without slots, in place of any that is already held."""
         _end(self._exchange(parent))
 
     def end(self) -> None:
-        """End the process, and wait for that."""
+        """End the process and wait for its end."""
         _end(self._exchange(None))
 
     def renew_lock(self) -> None:
-        """In a forked child, get a lock that no thread holds. The child cannot take the process, which is no child of its own."""
+        """In a forked child, make a lock that no thread holds. The child cannot take the process, which is not its own child."""
         self._lock = threading.Lock()
 
     def _exchange(self, parent: SlotParent | None) -> SlotParent | None:

@@ -1,7 +1,7 @@
-"""Slots from this machine, without Spark or Java: a process for each slot, for as long as the job wants that.
+"""Slots on this machine, without Spark or Java: one process per slot, for as long as the job wants slots.
 
-The slots' processes are forked from one process that has imported torch for all of them. They end with that process, which ends
-with the driver, however the driver ends. Where the cluster is not the user's, that process is kept for the next run.
+The slots' processes are forked from one parent, which has imported torch for all of them. They end with their parent, which
+ends with the driver, however the driver ends. Unless the user gave a cluster, the parent is kept for the next run.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from spark_elastic.protocol.ticket import Ticket
 logger = logging.getLogger("spark_elastic")
 
 LOOPBACK = "127.0.0.1"
-# Processes that the driver has released end within this time. The driver's service has waited for them before.
+# Processes that the driver has released end within this time. Before that, the driver's service has waited for them.
 END_SECONDS = 20.0
 KILL_SECONDS = 5.0
-# All slots run in one environment, so a slot that has failed so often in a row, before any has registered, will fail again.
+# All slots share one environment, so a slot that has failed this often in a row, before any has registered, will fail again.
 HOPELESS_FAILURES = 3
 
 
 class LocalLauncher:
-    """Takes slots from the given cluster, else from the GPUs of this machine, else from its cores."""
+    """Takes slots from the given cluster, else one for each GPU of this machine, else one for each core."""
 
     platform = "processes of this machine"
     memory_setting = None
@@ -63,7 +63,7 @@ class LocalLauncher:
 
     @property
     def application(self) -> str:
-        """The name of this process, as there is no application of Spark's."""
+        """The name of this process, because there is no Spark application."""
         return f"local-{os.getpid()}"
 
     @property
@@ -72,11 +72,11 @@ class LocalLauncher:
         return LOOPBACK
 
     def addresses(self, port: int) -> tuple[tuple[str, int], ...]:
-        """Return where processes of this machine reach the driver."""
+        """Return where processes on this machine reach the driver."""
         return ((LOOPBACK, port),)
 
     def sizes(self, num_proc: int | None, min_np: int | None, max_np: int | None) -> tuple[int, int, int]:
-        """Fill in sizes that are None by the slots that there are. Return ``min_np``, ``num_proc`` and ``max_np``."""
+        """Fill in sizes that are None from the existing slots. Return ``min_np``, ``num_proc`` and ``max_np``."""
         low, start, high = fill_sizes(self._present(), num_proc, min_np, max_np)
         if self._gpus and high > len(self._gpus):
             raise ValueError(
@@ -86,7 +86,7 @@ class LocalLauncher:
         return low, start, high
 
     def launch(self, ticket: Ticket, slots: int, listener: SlotListener) -> LocalSlots:
-        """Make ``slots`` slots: in the cluster that was given, with the other jobs that run there, else in one of their own."""
+        """Return ``slots`` slots: in the given cluster, besides the other jobs that run there, else in a new cluster."""
         if self._given is not None:
             return LocalSlots(self._given, ticket, slots, listener)
         self._own = LocalCluster(slots, self._gpus, KEPT)
@@ -109,8 +109,8 @@ class _Slot(Slot):
 class LocalSlots:
     """Starts, watches and ends the slots' processes, on one thread, from ``__enter__`` to ``__exit__``.
 
-    On that thread the listener is told that slots cannot be started or that their cluster was closed (stopped), that a slot's
-    seat is being taken away, and that a process has ended before it had registered.
+    That thread calls the listener: ``on_stopped`` if slots cannot be started or their cluster was closed, ``on_draining`` if a
+    slot's seat is being taken away, ``on_given_up`` if a process has ended before it had registered.
     """
 
     def __init__(self, cluster: LocalCluster, ticket: Ticket, slots: int, listener: SlotListener) -> None:
@@ -121,7 +121,7 @@ class LocalSlots:
         self._selector = selectors.DefaultSelector()
         self._bell = -1
         self._bell_lock = threading.Lock()
-        # The following are set by other threads, which then ring the bell.
+        # Other threads set the following, and then ring the bell.
         self._closing = False
         self._give_back = False
         self._has_hosts = False
@@ -139,22 +139,22 @@ class LocalSlots:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wait until all processes have ended; those that take too long are killed."""
+        """Wait until all processes have ended; processes that take too long are killed."""
         self.submit_no_more()
         self._thread.join()
         self._cluster.unwatch(self._ring)
         self._selector.close()
-        with self._bell_lock:  # threads that do not know yet that the job is over may be about to ring it
+        with self._bell_lock:  # threads that do not know yet that the job is over may be about to ring
             os.close(self._bell)
             self._bell = -1
 
     def submit_no_more(self) -> None:
-        """Note that the job is over; its processes are about to end, and are not to be started again."""
+        """Note that the job is over: its processes are about to end, and must not be started again."""
         self._closing = True
         self._ring()
 
     def slot_registered(self, slot: int) -> None:
-        """Note that a slot's task has registered at the driver."""
+        """Note that a slot's task has registered with the driver."""
         self._slots[slot].register()
         self._has_hosts = True
 
@@ -164,7 +164,7 @@ class LocalSlots:
         self._ring()
 
     def strike(self, fault: Fault, slot: int) -> None:
-        """Take away the seat of a slot, or give back one that has been taken away."""
+        """Take away the seat of a slot, or give back a seat that has been taken away."""
         seat = self._slots[slot].seat
         if fault.action is Action.TAKE_AWAY and seat is not None:
             self._cluster.vacate(seat, fault.grace)
@@ -175,7 +175,7 @@ class LocalSlots:
                 logger.warning("the fault give_back found nothing to do: %s", error)
 
     def find_end(self) -> str:
-        """Say how the cluster has ended the job; empty if it goes on."""
+        """Say how the cluster has ended the job; an empty string if the job continues."""
         return "the local cluster was closed" if self._cluster.is_closed else ""
 
     def _ring(self) -> None:
@@ -189,7 +189,7 @@ class LocalSlots:
         try:
             self._serve()
         except Exception as error:
-            # This is a bug of this package; the processes end with the driver's connections to them, or with their cluster.
+            # This is a bug in this package. The processes end with the driver's connections to them, or with their cluster.
             logger.exception("the launcher failed")
             self._listener.on_stopped(f"the launcher failed: {type(error).__name__}: {error}")
 
@@ -207,7 +207,7 @@ class LocalSlots:
                     self._take_note(key)
 
     def _look(self, now: float) -> float | None:
-        """Start, drain and kill slots for which the time has come. Returns the seconds until that may be the case again."""
+        """Start, drain and kill slots that are due. Return the seconds until the next may be due."""
         if end := self.find_end():
             self._stop(end)
         if self._give_back:
@@ -231,7 +231,7 @@ class LocalSlots:
         return min(waiting) - now if waiting else None
 
     def _see_off(self, slot: _Slot, process: SlotProcess, now: float) -> float:
-        """Have the process of a drained slot leave. Returns the time at which it is to be killed."""
+        """Have the process of a drained slot leave. Return the time at which it is to be killed."""
         leave_by = None if slot.seat is None else slot.seat.leave_by
         if leave_by is not None and not slot.draining:
             slot.draining = True
@@ -253,7 +253,7 @@ class LocalSlots:
         slot.draining = False
         try:
             slot.process = self._cluster.start(self._ticket, seat, slot.number, slot.attempts)
-        except OSError as error:  # no descriptor, process or memory is left for a moment
+        except OSError as error:  # e.g. no descriptor, process or memory is left at the moment
             self._failed(slot, str(error))
             self._cluster.release(seat)
             return
@@ -287,7 +287,7 @@ class LocalSlots:
             self._stop(f"slot {slot.number} failed {slot.failures} times: {reason}")
 
     def _stop(self, reason: str) -> None:
-        """Tell the job that it cannot go on, once."""
+        """Report, once, that the job cannot continue."""
         if not self._closing and not self._has_stopped:
             self._has_stopped = True
             self._listener.on_stopped(reason)

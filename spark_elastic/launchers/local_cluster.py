@@ -1,4 +1,4 @@
-"""Seats for slots on this machine, which can be taken away and given back while jobs run, and the process behind them."""
+"""Seats for slots on this machine, which can be taken away and given back while jobs run, and the process behind the slots."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from spark_elastic.task.service import TaskPlace
 
 @dataclass(eq=False, slots=True)
 class Seat:
-    """Room for the process of one slot: what a cluster has a number of, and what a job occupies for as long as its process runs.
+    """Room for the process of one slot. A cluster has a number of seats; a job occupies a seat while its process runs there.
 
-    leave_by: when the process is killed because the seat has been taken away; None unless that has happened. returns: whether
-    the seat has been given back since, although the process has not left yet.
+    leave_by: when the process is killed because the seat was taken away; None if it was not. returns: whether the seat has
+    since been given back, although the process has not left yet.
     """
 
     number: int
@@ -30,28 +30,29 @@ class Seat:
 
 
 class LocalCluster:
-    """A number of seats, shared by all jobs that run on the cluster; a seat holds one slot of one job at a time.
+    """A number of seats, shared by all jobs that run on the cluster. A seat holds one slot of one job at a time.
 
-    All methods may be called from any thread and return at once. ``spark_elastic.testing.local_cluster`` makes one with
-    ``slots`` seats. Those whose numbers ``gpus`` has a name for own that GPU; ``kept`` is a process that an earlier run has left.
+    All methods may be called from any thread and return at once. ``spark_elastic.testing.local_cluster`` makes a cluster with
+    ``slots`` seats. Seat ``i`` owns the GPU ``gpus[i]``, if there is one. ``kept`` holds the process that an earlier run has
+    left.
     """
 
     def __init__(self, slots: int, gpus: tuple[str, ...] = (), kept: KeptParent | None = None) -> None:
-        """Make the seats; no process is started before a job needs one.
+        """Make the seats. No process is started before a job needs one.
 
-        Raises ``ValueError`` unless ``slots`` is a whole number from 1 on.
+        Raises ``ValueError`` unless ``slots`` is a positive integer.
         """
         slots = whole_number("slots", slots, 1)
         self._lock = threading.Lock()
-        # In the order of their numbers: the lowest free seat is taken first.
+        # In order of their numbers: the lowest free seat is taken first.
         self._free = [Seat(number, gpus[number : number + 1]) for number in range(slots)]
         self._away: list[Seat] = []
         self._taken: list[Seat] = []
         self._watchers: list[Callable[[], None]] = []
         self._is_closed = False
-        # New slots are forked from the last one; the others live until the slots that they have forked end.
+        # New slots are forked from the last of these; the others live until the slots that they have forked end.
         self._parents: list[SlotParent] = []
-        # Whence the process comes at first, and where it goes in the end, if the cluster is made for one run.
+        # If the cluster is made for one run: where the first of these comes from, and where the last one goes in the end.
         self._kept = kept
         self.cpus = max(cores() // slots, 1)
 
@@ -63,7 +64,7 @@ class LocalCluster:
 
     @property
     def pids(self) -> set[int]:
-        """The processes that the cluster keeps between jobs: those that slots are forked from."""
+        """The processes that the cluster keeps between jobs, from which slots are forked."""
         with self._lock:
             return {parent.pid for parent in self._parents}
 
@@ -73,10 +74,10 @@ class LocalCluster:
         return self._is_closed
 
     def take_away(self, count: int = 1, *, grace: float = 30.0) -> None:
-        """Take away seats, those of running slots first, from the highest number on.
+        """Take away seats, those of running slots first, from the highest number down.
 
         Their workers leave at their next commit, which costs no step. A process that is still there after ``grace`` seconds is
-        killed; with 0 it is killed at once.
+        killed; with 0, it is killed at once.
         """
         with self._lock:
             present = [*self._free, *sorted(self._staying(), key=lambda seat: seat.number)]
@@ -87,7 +88,7 @@ class LocalCluster:
         self._notify()
 
     def give_back(self, count: int = 1) -> None:
-        """Give back seats that have been taken away; slots that wait for a seat start there."""
+        """Give back seats that were taken away. Slots that wait for a seat start there."""
         with self._lock:
             gone = [*self._away, *(seat for seat in self._taken if seat.leave_by is not None and not seat.returns)]
             if not 1 <= count <= len(gone):
@@ -101,7 +102,7 @@ class LocalCluster:
         self._notify()
 
     def close(self) -> None:
-        """End the jobs that still run here, and the process that slots are forked from, unless it is kept for another run."""
+        """End the jobs that still run here and, unless it is kept for another run, the process from which slots are forked."""
         self._is_closed = True
         self._notify()
         with self._lock:
@@ -124,7 +125,7 @@ class LocalCluster:
             self._watchers.remove(watcher)
 
     def acquire(self) -> Seat | None:
-        """Take a free seat; None where there is none."""
+        """Take a free seat; None if there is none."""
         with self._lock:
             if not self._free:
                 return None
@@ -132,7 +133,7 @@ class LocalCluster:
             return self._taken[-1]
 
     def start(self, ticket: Ticket, seat: Seat, slot: int, attempt: int) -> SlotProcess:
-        """Start the process of a slot in a seat. Raises ``OSError`` where this machine has no room for it at the moment."""
+        """Start the process of a slot in a seat. Raises ``OSError`` if this machine has no room for it at the moment."""
         with self._lock:
             if self._is_closed:
                 raise OSError("the local cluster was closed")
@@ -141,7 +142,7 @@ class LocalCluster:
             return self._parents[-1].fork(ticket, TaskPlace(slot, attempt, seat.gpus, self.cpus))
 
     def release(self, seat: Seat) -> None:
-        """Note that nothing runs in a seat any more."""
+        """Note that a seat's process has ended."""
         with self._lock:
             self._taken.remove(seat)
             if seat.leave_by is None or seat.returns:
@@ -151,7 +152,7 @@ class LocalCluster:
         self._notify()
 
     def vacate(self, seat: Seat, grace: float) -> None:
-        """Take away a seat in which something runs; harmless when done twice."""
+        """Take away an occupied seat. Harmless when done twice."""
         with self._lock:
             if seat in self._staying():
                 self._leave(seat, grace)

@@ -1,4 +1,4 @@
-"""What the process of a slot on this machine does, once ``slot_parent`` has forked it."""
+"""What the process of a slot on this machine does after ``slot_parent`` has forked it."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from spark_elastic.worker import warm_parent
 
 
 def run_slot(order: Order, parent: int) -> None:
-    """Be a host until the driver is gone, or says that the job is over."""
+    """Serve as a host until the driver is gone, or says that the job is over."""
     processes.die_with_parent(signal.SIGKILL, parent)
-    # This process is executor and task in one, and the only process of the job above it is the one that it was forked from.
+    # This process is executor and task in one. The only process of the job above it is the one from which it was forked.
     runtime = replace(
         REAL_RUNTIME,
         facts=partial(gather_facts, executor_pid=os.getpid()),
@@ -44,7 +44,7 @@ class ForkedParent:
         self.connection = connection
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait until the process has ended. Return False if it has not within this time."""
+        """Wait until the process has ended. Return False if it has not ended within this time."""
         descriptor = os.pidfd_open(self.pid)
         try:
             has_ended = bool(select.select([descriptor], [], [], seconds)[0])
@@ -55,14 +55,14 @@ class ForkedParent:
         return has_ended
 
     def kill(self) -> None:
-        """SIGKILL the process."""
+        """Send the process SIGKILL."""
         os.kill(self.pid, signal.SIGKILL)
 
 
 def fork_warm_parent(place: TaskPlace, environment: Mapping[str, str]) -> WarmParent:
-    """Fork the warm parent from this process, which has imported all that a worker needs.
+    """Fork the warm parent from this process, which has imported everything that a worker needs.
 
-    If the user gives variables in ``env``, start a fresh interpreter instead: some variables are read only when a process starts.
+    If the user sets variables in ``env``, start a fresh interpreter instead: some variables are read only when a process starts.
     """
     usual = worker_environment(os.environ, {}, place.gpus, place.cpus, sys.path)
     me = str(os.getpid())  # executor and task in one

@@ -1,6 +1,6 @@
-"""Queries that call functions of ours, in a session of either kind: for a driver that itself runs in a slot, and ``shutdown``.
+"""Queries that call our own functions, in a session of either kind: for a driver that runs in a slot, and for ``shutdown``.
 
-Rows are byte strings, on the way in and on the way out. All that a session returns of a task arrives when the task has ended.
+Rows are byte strings, in both directions. Everything that a session returns from a task arrives when the task has ended.
 """
 
 from __future__ import annotations
@@ -29,32 +29,32 @@ if TYPE_CHECKING:
 logger = logging.getLogger("spark_elastic")
 
 END_SECONDS = 20.0
-# How often queries are taken back while they end, because another one may be about to be submitted.
+# How often queries are interrupted until they have ended, because another one may be about to be submitted.
 INTERRUPT_SECONDS = 0.2
-# Loggers that at level DEBUG write what is sent, and the job's key with it.
+# Loggers that write what is sent at level DEBUG, and the job's key with it.
 _LOGGERS = ("pyspark.sql.connect.logging", "pyspark.sql.connect.client.core", "py4j.java_gateway", "py4j.clientserver")
 
-# What a query's task does: takes rows and returns rows. It is pickled. A task that runs for long yields None now and then: Spark
-# looks whether it was cancelled when it is given something, and kills its process only seconds later otherwise.
+# What a query's task does: it takes rows and returns rows. It is pickled. A long task yields None now and then: Spark checks
+# for cancellation whenever it is given a row, and otherwise kills the process only seconds later.
 RowsFunction = Callable[[Iterable[bytes]], Iterable[bytes | None]]
 
-# The size up to which pyspark buffers what it passes on to Spark.
+# How many bytes pyspark buffers before it passes them on to Spark.
 _BUFFER_BYTES = 65536
 
 
 class Queries:
-    """Runs queries, each on a thread of its own, from ``__enter__`` to ``__exit__``, which takes back those that still run."""
+    """Runs queries, each on a thread of its own, from ``__enter__`` to ``__exit__``, which interrupts those that still run."""
 
     def __init__(self, session: SparkSession | ConnectSession, run_id: str) -> None:
         self._session = session
         self._name = f"spark_elastic-{run_id}-driver"
         self._numbers = itertools.count()
-        # Those that run, and those that have ended since the last one was submitted.
+        # The threads that run, and those that have ended since the last query was submitted.
         self._threads: dict[str, threading.Thread] = {}
         self._properties: dict[str, str] = {}
 
     def __enter__(self) -> Queries:
-        """Take the calling thread's local properties. It does not speak to the JVM after that: Ctrl-C would meet the call."""
+        """Read the calling thread's local properties. After that it makes no call to the JVM, which Ctrl-C could interrupt."""
         if not is_connect(self._session):
             self._properties = inherited_properties(self._session.sparkContext)
         return self
@@ -62,7 +62,7 @@ class Queries:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Interrupt what runs until nothing is left, or ``END_SECONDS``."""
+        """Interrupt queries until none is left, for at most ``END_SECONDS``."""
         deadline = time.monotonic() + END_SECONDS
         while (left := self._running()) and time.monotonic() < deadline:
             self.interrupt()
@@ -71,7 +71,7 @@ class Queries:
     def submit(
         self, function: RowsFunction, description: str, rows: Sequence[bytes] = (), tasks: int = 1
     ) -> concurrent.futures.Future[list[bytes]]:
-        """Run ``function`` on ``rows`` as one task, or without rows in several. The future has the result or Spark's error."""
+        """Run ``function`` on ``rows`` as one task, or without rows in several. The future holds the result or Spark's error."""
         future: concurrent.futures.Future[list[bytes]] = concurrent.futures.Future()
         tag = f"{self._name}-{next(self._numbers)}"
         thread = threading.Thread(
@@ -85,7 +85,7 @@ class Queries:
         return future
 
     def interrupt(self) -> None:
-        """Take back all queries, whether they run or wait; returns before they have ended."""
+        """Interrupt all queries, whether they run or wait. Returns before they have ended."""
         for tag in self._running():
             try:
                 if is_connect(self._session):
@@ -96,7 +96,7 @@ class Queries:
                 logger.debug("could not interrupt %s", tag, exc_info=True)
 
     def find_end(self, error: BaseException) -> str:
-        """Say why no other query will run, by the error of one; empty if another try may help."""
+        """Return, from the error of one query, why no other will run; an empty string if another try may help."""
         said = str(error)
         if is_connect(self._session):
             if self._session.is_stopped:
@@ -117,7 +117,7 @@ class Queries:
         future: concurrent.futures.Future[list[bytes]],
     ) -> None:
         try:
-            # For the queries of this thread, which has no others.
+            # These apply to this thread's queries, and this thread runs no others.
             if is_connect(self._session):
                 self._session.addTag(tag)
             else:
@@ -154,7 +154,7 @@ class RowsMap:
         self._function = function
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Call the function when all rows are there, and pass on each of its rows by itself. None becomes a row that is null."""
+        """Call the function once all rows are there; pass on each of its rows in a batch of its own. None becomes a null row."""
         import pyarrow as pa
 
         numbered = [entry for batch in batches for entry in zip(*batch.to_pydict().values(), strict=True)]

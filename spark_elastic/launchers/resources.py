@@ -1,6 +1,6 @@
-"""What a task is given for the stages of one job only, through a ``ResourceProfile`` of Spark's (stage-level scheduling).
+"""The resources of a task for the stages of one job only, through Spark's ``ResourceProfile`` (stage-level scheduling).
 
-The settings of the session (``spark.task.cpus``, ``spark.task.resource.gpu.amount``) hold for all its other stages.
+The session's settings (``spark.task.cpus``, ``spark.task.resource.gpu.amount``) apply to all its other stages.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from pyspark.sql.connect.session import SparkSession as ConnectSession
 
 NAMES = ("cpus", "gpus")
-# Returns a setting of Spark's, or the default that it is given.
+# Returns a Spark setting, or the given default.
 Setting = Callable[[str, str], str | None]
 
 
 @dataclass(frozen=True, slots=True)
 class TaskResources:
-    """The cores and the part of a GPU that each task is given; None leaves that to the session.
+    """The cores and the part of a GPU that each task gets; None leaves that to the session.
 
-    executor_cpus, executor_gpus: what the profile asks of executors, which only dynamic allocation can fulfil; None is the
+    executor_cpus, executor_gpus: what the profile asks of executors, which only dynamic allocation can fulfil; None means the
     session's own. given: the profile, if the user has made it. name: what errors call it.
     """
 
@@ -38,7 +38,7 @@ class TaskResources:
 
     @classmethod
     def of(cls, wanted: object, name: str = "resources") -> TaskResources:
-        """Take ``{"cpus": 2, "gpus": 1}``, or a profile. Raises ``TypeError`` or ``ValueError``, which call it ``name``."""
+        """Read ``{"cpus": 2, "gpus": 1}``, or a profile. Raises ``TypeError`` or ``ValueError``, which call it ``name``."""
         if not isinstance(wanted, Mapping):
             return cls._of_profile(wanted, name)
         unknown = sorted(set(wanted) - set(NAMES))
@@ -72,16 +72,16 @@ class TaskResources:
         )
 
     def of_tasks(self) -> dict[str, float]:
-        """Return the amounts that each task is given, by Spark's names."""
+        """Return the amounts that each task gets, by Spark's names."""
         if self.given is not None:
             return {name: request.amount for name, request in self.given.taskResources.items()}
         amounts = {"cpus": self.cpus, "gpu": self.gpus}
         return {name: amount for name, amount in amounts.items() if amount is not None}
 
     def of_executors(self, get: Setting) -> dict[str, tuple[int, str, str]]:
-        """Return what executors must have for it: the amount of each resource, its discovery script, and its vendor.
+        """Return what executors must have for these tasks: the amount, discovery script and vendor of each resource.
 
-        With dynamic allocation executors are started for a profile, and have only the GPUs that it names.
+        With dynamic allocation, executors are started for a profile, and have only the GPUs that it names.
         """
         if self.given is not None:
             found = self.given.executorResources.items()
@@ -94,7 +94,7 @@ class TaskResources:
         return {"gpu": (int(amount), script, vendor)}
 
     def check_executors(self, get: Setting) -> None:
-        """Raise ``ValueError`` where executors have no GPU to give, or too few cores: tasks would wait for ever."""
+        """Raise ``ValueError`` if executors have no GPU to give, or too few cores: tasks would wait forever."""
         gpus = self.executor_gpus or _whole(get("spark.executor.resource.gpu.amount", "0"))
         if self.gpus and not gpus:
             raise ValueError(
@@ -121,15 +121,15 @@ def is_dynamic(get: Setting) -> bool:
 
 
 def check_one_gpu(amount: float | None, beginning: str) -> None:
-    """Raise ``ValueError``, whose message has this beginning, where tasks are given several GPUs."""
+    """Raise ``ValueError``, with this beginning of its message, if tasks are given several GPUs."""
     if amount is not None and amount > 1:
         raise ValueError(f"{beginning}, but a worker uses one GPU: set it to 1 and run more workers")
 
 
 def known_profile(session: SparkSession, resources: TaskResources) -> ResourceProfile:
-    """Return a profile that Spark knows. An equal one of an earlier job is taken again, with the executors that it has.
+    """Return a profile that Spark knows. An equal profile of an earlier job is reused, with the executors that it has.
 
-    Raises ``ValueError`` with Spark's own words where it cannot schedule by profiles.
+    Raises ``ValueError`` with Spark's own words if Spark cannot schedule by profiles.
     """
     from py4j.protocol import Py4JJavaError
     from pyspark.resource import ExecutorResourceRequests, ResourceProfileBuilder, TaskResourceRequests
@@ -160,15 +160,15 @@ def known_profile(session: SparkSession, resources: TaskResources) -> ResourcePr
 
 @dataclass(frozen=True)
 class ServersProfile:
-    """A profile that a server of Spark Connect knows by this number."""
+    """A profile that a Spark Connect server knows by this number."""
 
     id: int
 
 
 def connect_profile(session: ConnectSession, resources: TaskResources) -> ServersProfile:
-    """Have the server of this session know the profile. A ``ResourceProfile`` of pyspark's would ask that of the active session.
+    """Register the profile with this session's server. pyspark's own ``ResourceProfile`` would use the active session.
 
-    Raises ``ValueError`` with Spark's own words where it cannot schedule by profiles.
+    Raises ``ValueError`` with Spark's own words if Spark cannot schedule by profiles.
     """
     from pyspark.errors import PySparkException
     from pyspark.sql.connect import proto

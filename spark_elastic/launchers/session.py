@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("spark_elastic")
 
-# The newest session of each application of Spark's in which this process has run jobs.
+# The newest session of each Spark application in which this process has run jobs.
 _used: dict[str, SparkSession | ConnectSession] = {}
 
 
@@ -38,13 +38,13 @@ def used_sessions() -> list[SparkSession | ConnectSession]:
 
 
 def is_connect(session: object) -> TypeGuard[ConnectSession]:
-    """Whether a session is one of Spark Connect, which has no SparkContext. Imports nothing."""
+    """Whether this is a session of Spark Connect, which has no SparkContext. Imports nothing."""
     module = sys.modules.get("pyspark.sql.connect.session")
     return module is not None and isinstance(session, module.SparkSession)
 
 
 def check_session(spark: object) -> None:
-    """Raise ``TypeError`` where ``spark`` is no session that lives."""
+    """Raise ``TypeError`` unless ``spark`` is a live session."""
     if getattr(spark, "sparkContext", None) is None:
         raise TypeError(f"spark must be a SparkSession, not {spark!r}")
 
@@ -52,15 +52,15 @@ def check_session(spark: object) -> None:
 def check_gpus(
     conf: SparkConf | RuntimeConfig | ConnectConfig, wanted: bool = False, resources: TaskResources | None = None
 ) -> None:
-    """Refuse a Spark configuration that gives each task several GPUs, or none where they are wanted.
+    """Refuse a Spark configuration that gives each task several GPUs, or none if GPUs are wanted.
 
-    ``resources`` takes the place of the configuration of tasks. Each task checks what it is really given, too.
+    ``resources`` overrides the configuration of tasks. Each task also checks what it is actually given.
     """
     if resources is not None:
         resources.check_executors(conf.get)
         if resources.gpus is not None:
             return
-    # A profile without GPUs leaves its tasks none, whatever the session gives to others.
+    # A profile without GPUs gives its tasks none, whatever the session gives to others.
     amount = "0" if resources is not None else conf.get("spark.task.resource.gpu.amount", "0") or "0"
     check_one_gpu(float(amount), f"spark.task.resource.gpu.amount={amount}")
     if wanted and float(amount) <= 0:
@@ -71,9 +71,9 @@ def check_gpus(
 
 
 def active_session() -> SparkSession | None:
-    """Return the session that is active on this thread, of either kind; None without one.
+    """Return this thread's active session, of either kind; None without one.
 
-    Raises ``ModuleNotFoundError`` where pyspark is not installed.
+    Raises ``ModuleNotFoundError`` if pyspark is not installed.
     """
     try:
         from pyspark.sql import SparkSession
@@ -92,8 +92,8 @@ def active_session() -> SparkSession | None:
 def use_own_python(session: SparkSession) -> None:
     """Have the executors of a local master run this process's Python, unless the user has chosen one.
 
-    They are on this machine, and Spark would run whatever ``python3`` is on the path: another one, where a script is started
-    by the full path of its environment's Python.
+    These executors are on this machine, and Spark would run whatever ``python3`` is on the path. That is another Python if the
+    script was started by the full path of its environment's Python.
     """
     context = session.sparkContext
     chosen = os.environ.get("PYSPARK_PYTHON") or context.getConf().get("spark.pyspark.python")
@@ -111,7 +111,7 @@ def find_session(stack: ExitStack) -> SparkSession:
         return session
     context = SparkContext._active_spark_context
     if context is not None and context._jsc is not None:
-        # The user has made a session on another thread: each thread has an active session of its own.
+        # The user may have made a session on another thread: each thread has its own active session.
         return SparkSession.builder.getOrCreate()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     count = cores()
@@ -119,7 +119,7 @@ def find_session(stack: ExitStack) -> SparkSession:
         SparkSession.builder.master(f"local-cluster[{count},1,1024]")
         .appName("spark_elastic")
         .config("spark.ui.showConsoleProgress", "false")
-        # Spark's own default counts only the executors that have come up so far.
+        # Spark's own default counts only the executors that have started so far.
         .config("spark.default.parallelism", count)
     )
     with starting_spark():
@@ -163,11 +163,11 @@ def default_sizes(
 
 
 def parallelism(session: SparkSession | ConnectSession) -> int:
-    """Return the cores that Spark has for our tasks now. Raises ``ValueError`` where it does not tell."""
+    """Return how many cores Spark has for our tasks now. Raises ``ValueError`` if Spark does not tell."""
     if not is_connect(session):
         return int(session.sparkContext.defaultParallelism)
-    # The plan of a range without a number of partitions has the server's default, and costs no Spark job. ``explain`` prints it,
-    # and one of several threads must not turn away what all of the process prints.
+    # The plan of a range without a number of partitions shows the server's default, and costs no Spark job. ``explain`` would
+    # print the plan, and a single thread must not redirect the output of the whole process.
     frame: Any = session.range(1)
     found = re.search(r"splits=(?:Some\()?(\d+)", frame._explain_string())
     if found is None:
@@ -180,7 +180,7 @@ def _number(conf: RuntimeConfig | ConnectConfig, name: str, default: int) -> int
 
 
 def addresses_of(session: SparkSession, port: int) -> tuple[tuple[str, int], ...]:
-    """Return where executors reach the driver: the host that Spark tells them, else the name of this machine."""
+    """Return where executors reach the driver: at the host that Spark tells them, else at this machine's name."""
     conf = session.sparkContext.getConf()
     host = (conf.get("spark.driver.host", "") or socket.gethostname()).strip("[]")
     try:

@@ -1,4 +1,4 @@
-"""``spark_elastic.shutdown``: ends what runs have left for the next one."""
+"""``spark_elastic.shutdown``: ends the processes that runs have left for the next run."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("spark_elastic")
 
-# How long executors may take: where all cores are busy, the tasks that look for the processes do not start, and on a busy machine
-# the first SQL query of a session alone takes ten seconds.
+# How long executors may take. While all cores are busy, the tasks that look for the processes do not start, and on a busy
+# machine the first SQL query of a session alone takes ten seconds.
 EXECUTORS_SECONDS = 30.0
 
 
 def shutdown() -> None:
-    """End the processes that runs have left for the next one, on this machine and on executors, and wait for that.
+    """End the processes that runs have left for the next run, on this machine and on executors, and wait for their end.
 
     Such a process has imported torch, so that the next run need not. It ends by itself when it has not been used for ten
-    minutes; after ``run(local=True)`` it also ends with this process, and on an executor with the executor or the session.
+    minutes. After ``run(local=True)`` it also ends with this process, and on an executor with the executor or the session.
 
-    Jobs that run are not disturbed, and a run after this call starts as the first one did. On executors a short Spark job, with
-    as many tasks as the cluster has cores, looks for the processes. Where no core becomes free within 30 seconds, the call
-    returns without having ended them.
+    Running jobs are not disturbed, and a run after this call starts as the first one did. On executors, a short Spark job with
+    as many tasks as the cluster has cores looks for the processes. If no core becomes free within 30 seconds, the call returns
+    without having ended them.
     """
     KEPT.end()
     for session in used_sessions():

@@ -1,4 +1,4 @@
-"""What every launcher keeps of a slot: whether its task has registered, and when it is to be started again."""
+"""What every launcher knows about a slot: whether its task has registered, and when it is to be started again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ logger = logging.getLogger("spark_elastic")
 
 @dataclass(slots=True)
 class Slot:
-    """One slot. Launchers add what they start its task with."""
+    """One slot. Launchers add what they need to start its task."""
 
     number: int
     start_at: float = 0.0
@@ -22,14 +22,15 @@ class Slot:
     registered: bool = False
 
     def register(self) -> None:
-        """Note that the slot's task has registered at the driver, so that its next start need not wait."""
+        """Note that the slot's task has registered with the driver, so that its next start need not wait."""
         self.failures = 0
         self.registered = True
 
     def failed(self, sentence: str, reason: str, listener: SlotListener) -> None:
         """Note why the slot's task has ended. It starts again after a pause that grows with each failure in a row.
 
-        If the task had not registered, the listener is told. ``sentence`` is logged with the slot's number, reason and pause.
+        If the task had not registered, ``on_given_up`` is called. ``sentence`` is logged with the slot's number, reason and
+        pause.
         """
         self.failures += 1
         pause = pause_after(self.failures)

@@ -1,9 +1,9 @@
 """The process from which the slots of this machine are forked, so that torch is imported once for all of them.
 
-A slot that is forked here starts in milliseconds, and so does its warm parent. The process runs no thread and does not touch
-CUDA, so forking is safe. For each slot the driver sends an order with two descriptors: one that the slot prints to, and one end
-of a connection. When the slot has ended, its exit code comes back over the connection; when the driver closes its end, the slot
-is killed. This process ends with the driver, and its slots with it; and by itself where nothing has been asked of it for long.
+A slot that is forked here starts in milliseconds, and so does its warm parent. The process runs no threads and does not touch
+CUDA, so forking is safe. For each slot, the driver sends an order with two descriptors: one to which the slot prints, and one
+end of a connection. When the slot has ended, its exit code is sent over the connection; when the driver closes its end, the
+slot is killed. This process and its slots end with the driver; it also ends by itself if it has received no order for long.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from spark_elastic.task import processes
 from spark_elastic.task.service import TaskPlace
 
 PACKET_BYTES = 128 * 1024
-# The descriptor that a slot prints to, and its end of the connection.
+# The descriptor to which a slot prints, and its end of the connection.
 ORDER_DESCRIPTORS = 2
 
 
@@ -50,7 +50,7 @@ def main(descriptor: int, driver: int) -> None:
     from spark_elastic.launchers import local_slot  # noqa: F401
     from spark_elastic.worker.warm_parent import try_to_import_everything
 
-    try_to_import_everything()  # what fails here fails in each slot's warm parent, whose workers tell the driver
+    try_to_import_everything()  # what fails here also fails in each slot's warm parent, whose workers report it
     with socket.socket(fileno=descriptor) as orders:
         _Parent(orders, gone).serve()
 
@@ -63,7 +63,7 @@ class _Parent:
         self._selector = selectors.DefaultSelector()
         self._selector.register(orders, selectors.EVENT_READ)
         self._selector.register(driver, selectors.EVENT_READ)
-        # Descriptors that are closed while an order is received: those in the order would be lost if too many were open.
+        # Descriptors that are closed while an order is received: if too many were open, those in the order would be lost.
         self._spare: list[int] = []
         self._reserve()
 
@@ -101,11 +101,11 @@ class _Parent:
             self._spare.append(os.dup(self._driver))
 
     def _try_to_fork(self, order: Order, output: int, driver: socket.socket) -> None:
-        """Fork a slot, or tell its driver why that cannot be done at the moment."""
+        """Fork a slot, or tell its driver why that is not possible at the moment."""
         try:
             self._reserve()
             slot = self._fork(order, output, driver)
-        except OSError as error:  # no process, memory or descriptor is left for a moment
+        except OSError as error:  # e.g. no process, memory or descriptor is left at the moment
             with suppress(BrokenPipeError):
                 os.write(output, f"it cannot be forked: {error}".encode())
             _tell_exit(driver, 1)
@@ -139,7 +139,7 @@ class _Parent:
 
     @staticmethod
     def _become_slot(order: Order, output: int, parent: int) -> int:
-        """In the child, drop what belongs to the parent and run the slot. Return its exit code."""
+        """In the child, drop what belongs to the parent and run the slot. Return the exit code."""
         from spark_elastic.launchers.local_slot import run_slot
 
         os.dup2(output, 1)

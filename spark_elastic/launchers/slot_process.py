@@ -1,4 +1,4 @@
-"""The driver's side of the processes on this machine: the process that slots are forked from, and those of the slots."""
+"""The driver's side of the processes on this machine: the process from which slots are forked, and those of the slots."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from spark_elastic.task.process_setting import ProcessSetting
 from spark_elastic.task.service import TaskPlace
 
 READ_BYTES = 64 * 1024
-# How much of what a process has written is told as the reason for its end.
+# How many bytes of a process's last output are given as the reason for its end.
 TAIL_BYTES = 8 * 1024
 TAIL_LINES = 20
-# Changes with each test that pytest runs, and does not concern these processes.
+# This variable changes with each test that pytest runs, and does not concern these processes.
 _IGNORED = "PYTEST_CURRENT_TEST"
 
 
 class SlotParent:
-    """A process that slots are forked from: a fresh interpreter, as the driver has threads, with the environment of workers."""
+    """A process from which slots are forked: a fresh interpreter, because the driver has threads, with workers' environment."""
 
     def __init__(self, cpus: int) -> None:
         self._setting = _setting(cpus)
@@ -52,11 +52,11 @@ class SlotParent:
 
     @property
     def pid(self) -> int:
-        """The number of the process."""
+        """The process id."""
         return self._process.pid
 
     def fits(self, cpus: int) -> bool:
-        """Whether the process lives, and has what one started now would have."""
+        """Whether the process is alive and no different from one that would be started now."""
         try:
             return not self.has_ended and self._setting == _setting(cpus)
         except OSError:
@@ -71,7 +71,7 @@ class SlotParent:
             try:
                 socket.send_fds(self._orders, [order], [writing, theirs.fileno()])
             except BrokenPipeError:
-                pass  # the process has just ended, and the slot's connection with it, which the caller sees
+                pass  # the process has just ended; the caller sees that the slot's connection has ended, too
         except OSError:
             mine.close()
             os.close(reading)
@@ -82,7 +82,7 @@ class SlotParent:
         return SlotProcess(self, mine, reading)
 
     def retire(self) -> None:
-        """Fork no more, and end when no slot is left."""
+        """Have the process fork no more slots, and end when none is left."""
         self._orders.close()
 
     @property
@@ -91,11 +91,11 @@ class SlotParent:
         return self._process.poll() is not None
 
     def kill(self) -> None:
-        """Send the process SIGKILL, which ends all that it has forked, too."""
+        """Send the process SIGKILL, which also ends everything that it has forked."""
         self._process.kill()
 
     def end(self) -> None:
-        """End the process, with all that it has forked, and wait for that."""
+        """End the process with everything that it has forked, and wait for its end."""
         self.kill()
         self.story()
         self._orders.close()
@@ -122,7 +122,7 @@ class SlotProcess:
         self._tail = b""
 
     def read(self) -> bool:
-        """Take note of what the process has written. Return whether there may be more."""
+        """Read what the process has written. Return whether there may be more."""
         try:
             data = os.read(self.output, READ_BYTES)
         except BlockingIOError:
@@ -131,18 +131,18 @@ class SlotProcess:
         return bool(data)
 
     def kill(self) -> None:
-        """Have the process killed. Its warm parent notices, and ends with all that is below it. Harmless when done twice."""
+        """Have the process killed. Its warm parent notices, and ends with everything below it. Harmless when done twice."""
         try:
             self.connection.shutdown(socket.SHUT_WR)
         except OSError:
             pass  # the process has ended
 
     def kill_parent(self) -> None:
-        """Kill the process that this one was forked from, and with it all slots that were forked there."""
+        """Kill the process from which this one was forked, and with it all slots that were forked there."""
         self._parent.kill()
 
     def close(self) -> str:
-        """Close what the driver holds of a process that has ended, and say how it ended."""
+        """Close the driver's descriptors of a process that has ended, and return how it ended."""
         with self.connection:
             try:
                 code = self.connection.recv(READ_BYTES)
@@ -154,7 +154,7 @@ class SlotProcess:
 
 
 def _setting(cpus: int) -> ProcessSetting:
-    """What a process that is started now gets from this one."""
+    """Return what a process that is started now would inherit from this one."""
     environment = {name: value for name, value in os.environ.items() if name != _IGNORED}
     return ProcessSetting.of_a_child(worker_environment(environment, {}, (), cpus, sys.path))
 

@@ -1,4 +1,4 @@
-"""Why Spark gave up a slot: the one line of what it says that tells a person most, and whether another try may help."""
+"""Why Spark gave up a slot: the most telling line of what Spark says, and whether another try may help."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from collections.abc import Sequence
 from spark_elastic.launchers.spark_task import SlotConfigurationError
 from spark_elastic.protocol.ticket import Ticket
 
-# For the log: the slot, the reason, and the seconds until then.
+# For the log, with the slot, the reason and the pause in seconds.
 GAVE_UP = "Spark gave up slot %d (%s); it is submitted again in %.1f s"
 
-# The names of exceptions that are not Python's begin like this.
+# The names of exceptions in Java and Scala begin like this.
 _OF_JAVA = ("java.", "org.", "scala.")
 
 
 def find_reason(story: Sequence[str]) -> str:
-    """Find the line that tells most in what a failure and its causes say: the last exception of Python's, if there is one."""
+    """Return the most telling line of a failure and its causes: the last Python exception, if there is one."""
     lines = [line.strip() for text in story for line in text.splitlines()]
     python = [line for line in lines if re.match(r"[\w.]*(Error|Exception): ", line) and not line.startswith(_OF_JAVA)]
     return (python or [text.strip().split("\n")[0] for text in story])[-1][:500]
 
 
 def find_hopeless(reason: str, python: str = "the Python") -> str:
-    """Say what no other try will change where all executors are alike; empty if another try may help.
+    """Say why another try cannot help if all executors are alike; an empty string if it may.
 
-    python: what executors were told to run, if that is known.
+    python: the Python that executors were told to run, if known.
     """
     if versions := re.search(
         r"Python in worker has different version:? (\S+) than that in driver:? ([\d.]+\d)", reason
@@ -46,6 +46,6 @@ def find_hopeless(reason: str, python: str = "the Python") -> str:
 
 
 def never_registered(ticket: Ticket) -> str:
-    """Say what is likely where a slot's task ended without an error, and the driver has not heard of it."""
+    """Return the likely reason if a slot's task ended without an error and the driver has never heard from it."""
     addresses = ", ".join(f"{host}:{port}" for host, port in ticket.addresses)
     return f"its task ended without registering at the driver; can executors reach it at {addresses}"

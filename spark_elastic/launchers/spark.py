@@ -1,7 +1,7 @@
-"""Slots from a Spark session with its SparkContext: one Spark task alive per slot, as long as the job wants slots.
+"""Slots from a Spark session with its SparkContext: one live Spark task per slot, for as long as the job wants slots.
 
 Each slot is a Spark job of one task, without a barrier: an abort stays inside its slot, a slot that Spark has given up
-(``spark.task.maxFailures``) is simply submitted again, and slots that wait make dynamic allocation ask for executors. If all
+(``spark.task.maxFailures``) is simply submitted again, and waiting slots make dynamic allocation request executors. If all
 slots were one Spark job, the fourth failure of one slot would end all of them.
 """
 
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("spark_elastic")
 
-# How often Spark is asked what has become of the slots. The loss of a task is noticed by its connection, at once; this only
-# tells that Spark will not start it again, for which there is no event without a callback server in the user's gateway.
+# How often Spark is asked for the status of the slots. The end of its connection shows the loss of a task at once. This only
+# shows that Spark will not start the task again: there is no event for that without a callback server in the user's gateway.
 WATCH_SECONDS = 0.5
 END_SECONDS = 20.0
 # How often the remaining Spark jobs of this run are checked while they end.
@@ -51,7 +51,7 @@ CANCEL_SECONDS = 0.05
 
 
 class SparkEndedError(Exception):
-    """Spark is gone, was told to cancel this run's Spark jobs, or cannot run them at all; another try would not help."""
+    """Spark is gone, was told to cancel this run's Spark jobs, or cannot run them at all. Another try would not help."""
 
 
 class SparkLauncher:
@@ -86,12 +86,12 @@ class SparkLauncher:
 
     @property
     def session(self) -> SparkSession:
-        """The session that slots are taken from."""
+        """The session from which slots are taken."""
         return self._session
 
     @property
     def application(self) -> str:
-        """What Spark calls this application."""
+        """Spark's name for this application."""
         return str(self._session.sparkContext.applicationId)
 
     @property
@@ -108,7 +108,7 @@ class SparkLauncher:
         return default_sizes(self._session, num_proc, min_np, max_np, self._resources)
 
     def launch(self, ticket: Ticket, slots: int, listener: SlotListener) -> SparkSlots:
-        """Make as many slots."""
+        """Return this many slots."""
         return SparkSlots(self._session.sparkContext, ticket, slots, listener, self._profile)
 
 
@@ -120,9 +120,9 @@ class _Slot(Slot):
 class SparkSlots:
     """Submits, watches and cancels the slots' Spark jobs, on one thread, from ``__enter__`` to ``__exit__``.
 
-    On that thread the listener is told that the SparkContext is gone, that the run's Spark jobs were cancelled or that
-    executors cannot run its tasks (stopped), and that Spark has given up a slot that had not registered. Anything else that
-    fails there (for lack of a descriptor or of disk space, for example) is tried again after a pause that grows.
+    That thread calls ``on_stopped`` if the SparkContext is gone, if the run's Spark jobs were cancelled, or if executors cannot
+    run its tasks, and ``on_given_up`` if Spark has given up a slot that had not registered. Anything else that fails there (for
+    lack of a descriptor or of disk space, for example) is tried again after a growing pause.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class SparkSlots:
         self._wake = threading.Condition()
         self._closing = False
         self._give_back = False
-        # Whether any slot has ever registered. If so, executors differ, and another try may find one that can run a task.
+        # Whether any slot has ever registered. If so, executors differ, and another try may find one that can run the task.
         self._has_hosts = False
         self._properties = inherited_properties(self._context)
         self._has_properties = False
@@ -156,29 +156,29 @@ class SparkSlots:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Cancel what Spark has not started, and wait until no Spark job of this run is left."""
+        """Cancel tasks that Spark has not started, and wait until no Spark job of this run is left."""
         self.submit_no_more()
         self._thread.join(timeout=END_SECONDS)
 
     def submit_no_more(self) -> None:
-        """Note that the job is over; its tasks are about to end, and are not to be started again."""
+        """Note that the job is over: its tasks are about to end, and must not be started again."""
         with self._wake:
             self._closing = True
             self._wake.notify_all()
 
     def slot_registered(self, slot: int) -> None:
-        """Note that a slot's task runs: its next submission need not wait."""
+        """Note that a slot's task runs, so that its next submission need not wait."""
         self._slots[slot].register()
         self._has_hosts = True
 
     def give_back(self) -> None:
-        """Cancel all slots and ask for them again after a while."""
+        """Cancel all slots and request them again after a while."""
         with self._wake:
             self._give_back = True
             self._wake.notify_all()
 
     def find_end(self) -> str:
-        """Say how Spark, or somebody by way of it, has ended the job; empty if it goes on."""
+        """Say how Spark, or somebody through it, has ended the job; an empty string if it continues."""
         if is_gone(self._context):
             return "the SparkContext was stopped"
         try:
@@ -187,9 +187,10 @@ class SparkSlots:
             return ""
 
     def find_cancellation(self) -> str:
-        """Say by what our Spark jobs were cancelled from outside; empty if they were not. May be called from any thread.
+        """Say how our Spark jobs were cancelled from outside; an empty string if they were not. For any thread.
 
-        The tasks of a cancelled Spark job end, and with them the workers: that may be noticed before this thread looks at Spark.
+        The tasks of a cancelled Spark job end, and the workers with them. That may be noticed before this object's thread asks
+        Spark.
         """
         for slot in self._slots:
             future = slot.future
@@ -236,7 +237,7 @@ class SparkSlots:
             self._wake.wait_for(lambda: self._closing or (self._give_back and not is_failing), seconds)
 
     def _take_properties(self) -> None:
-        """Have what this thread submits run as the user's own Spark jobs would, in a group of ours."""
+        """Have this thread's Spark jobs run as the user's own would, in a job group of ours."""
         if self._has_properties:
             return
         self._context.setJobGroup(self._group, f"spark_elastic run {self._ticket.run_id}", interruptOnCancel=False)
@@ -280,7 +281,7 @@ class SparkSlots:
         """Cancel the tasks that wait in Spark's queue. Running tasks end by themselves, because the driver tells them to.
 
         This is repeated, because Spark may put a task back into its queue, and because Spark's own view of jobs, which users
-        see, lags a little behind. Returns when that view shows no Spark job of this run.
+        see, lags slightly behind. Returns when that view shows no Spark job of this run.
         """
         open_slots = [slot for slot in self._slots if slot.future is not None]
         deadline = time.monotonic() + END_SECONDS
@@ -314,14 +315,14 @@ class SparkSlots:
 
 
 def inherited_properties(context: SparkContext) -> dict[str, str]:
-    """Return the calling thread's local properties that have to hold for our Spark jobs, too: those have threads of their own."""
+    """Return the calling thread's local properties that also apply to our Spark jobs, which have threads of their own."""
     names = ("spark.scheduler.pool",)
     found = {name: context.getLocalProperty(name) for name in names}
     return {name: value for name, value in found.items() if value is not None}
 
 
 def _reason(future: Any) -> str:
-    """Say why a slot's Spark job failed, in a line; empty if it did not fail. Raises what keeps Spark from being asked."""
+    """Say in a line why a slot's Spark job failed; an empty string if it did not. Raises what keeps Spark from answering."""
     from py4j.protocol import Py4JNetworkError
 
     try:
@@ -329,7 +330,7 @@ def _reason(future: Any) -> str:
     except (OSError, Py4JNetworkError):
         raise
     except Exception as error:
-        # What is raised only says that the job failed; its cause, that of Spark's, has the executor's Python traceback.
+        # The exception only says that the job failed; its cause, which is Spark's, has the executor's Python traceback.
         story, cause = [str(error)], getattr(error, "java_exception", None)
         while cause is not None:
             story.append(str(cause.getMessage()))
@@ -339,10 +340,10 @@ def _reason(future: Any) -> str:
 
 
 def find_cancellation(reason: str) -> str:
-    """Say that somebody has cancelled a slot's Spark job, and how; empty if it ended for another reason.
+    """Say how somebody has cancelled a slot's Spark job; an empty string if it ended for another reason.
 
-    That is what ``cancelAllJobs``, ``cancelJobGroup``, ``cancelJob`` and the links "kill" of Spark's UI do, and nothing else:
-    Spark runs lost tasks again, and a job whose tasks fail too often is aborted.
+    Only ``cancelAllJobs``, ``cancelJobGroup``, ``cancelJob`` and the "kill" links of Spark's UI cancel a job: Spark runs lost
+    tasks again, and aborts a job whose tasks fail too often.
     """
     if not re.search(r"\bJob \d+ cancelled\b", reason):
         return ""
@@ -354,7 +355,7 @@ def find_cancellation(reason: str) -> str:
 def is_gone(context: SparkContext) -> bool:
     """Whether the SparkContext has been stopped, or its JVM has ended.
 
-    A question that cannot be asked (this process has no descriptor left, for example) does not count as an answer.
+    False if Spark cannot be asked, for example because this process has no descriptor left.
     """
     try:
         return context._jsc is None or bool(context._jsc.sc().isStopped())
@@ -363,7 +364,7 @@ def is_gone(context: SparkContext) -> bool:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """An exception and what has led to it. Py4J has a way of its own to say so."""
+    """Yield an exception and its causes. Py4J has its own way of naming them."""
     while error is not None:
         yield error
         error = getattr(error, "cause", None) or error.__cause__ or error.__context__

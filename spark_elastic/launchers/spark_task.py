@@ -1,4 +1,4 @@
-"""What Spark runs in an executor for a slot. Pickled with the ticket, and with nothing of the user's."""
+"""What Spark runs in an executor for a slot. It is pickled with the ticket, and with nothing of the user's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class SlotConfigurationError(ValueError):
-    """Spark gives tasks what a worker cannot use; trying again does not help."""
+    """Spark's settings give tasks something that a worker cannot use. Another try would not help."""
 
 
 class RowsTask:
@@ -33,7 +33,7 @@ class RowsTask:
 
 
 class ArrowTask:
-    """A slot's task for ``DataFrame.mapInArrow``, which is all that a session of Spark Connect has. It returns no rows."""
+    """A slot's task for ``DataFrame.mapInArrow``, all that a session of Spark Connect offers. It returns no rows."""
 
     def __init__(self, ticket: Ticket, slot: int) -> None:
         self._ticket = ticket
@@ -52,7 +52,7 @@ def _run(ticket: Ticket, slot: int, given: Iterable[object]) -> None:
     from spark_elastic.task.service import REAL_RUNTIME, TaskPlace, run_task
     from spark_elastic.task.supervisor import WorkerSupervisor
 
-    for _ in given:  # Spark keeps a Python process for its next task only where all its input was read
+    for _ in given:  # Spark reuses a Python process for another task only if all its input was read
         pass
     context = TaskContext.get()
     assert context is not None
@@ -74,7 +74,7 @@ def _run(ticket: Ticket, slot: int, given: Iterable[object]) -> None:
 
 
 def find_executor() -> int:
-    """Return the pid of the executor that this task runs in."""
+    """Return the pid of the executor in which this task runs."""
     from spark_elastic.task.facts import find_executor_pid
 
     return find_executor_pid()

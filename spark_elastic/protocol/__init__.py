@@ -1,1 +1,1 @@
-"""What driver, tasks and workers tell each other, and how, and what the event log records. Imports neither torch nor pyspark."""
+"""The messages between driver, tasks and workers, and the records of the event log. Imports neither torch nor pyspark."""

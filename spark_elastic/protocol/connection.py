@@ -1,7 +1,7 @@
 """Frames over TLS: a four-byte length, then one msgpack-encoded message.
 
-Nothing is parsed before the handshake has proved that the peer holds the job's key; a frame longer than ``FRAME_LIMIT``
-or one that does not fit the schema ends the connection.
+Nothing is parsed before the handshake has proved that the peer holds the job's key. A frame that is longer than ``FRAME_LIMIT``
+or does not fit the schema ends the connection.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FRAME_LIMIT = 64 * 2**20
 CHUNK_BYTES = 2**20
 HANDSHAKE_SECONDS = 15.0
 READ_BYTES = 32 * 1024
-# How many bytes may wait in a connection before forwarded output is dropped, a line at a time.
+# How many bytes may wait in a connection before forwarded output is dropped, line by line.
 CROWDED_BYTES = 4 * 2**20
 
 _LENGTH = struct.Struct("!I")
@@ -34,7 +34,7 @@ class ConnectionLostError(ConnectionError):
 
 
 def encode(message: Message) -> bytes:
-    """Encode a message; one that goes to many peers is encoded only once."""
+    """Encode a message. A message to many peers can so be encoded only once."""
     body = _encoder.encode(message)
     if len(body) > FRAME_LIMIT:
         raise ValueError(f"a message of {len(body):,} bytes exceeds the limit of {FRAME_LIMIT:,} bytes a frame")
@@ -42,7 +42,7 @@ def encode(message: Message) -> bytes:
 
 
 class Connection:
-    """One authenticated connection. Used by the event loop that made it, and by no other thread."""
+    """One authenticated connection. Only the event loop that made it may use it."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, expected: object) -> None:
         self._reader = reader
@@ -69,7 +69,7 @@ class Connection:
 
     @property
     def crowded(self) -> bool:
-        """Whether the peer takes messages more slowly than they are sent."""
+        """Whether the peer reads messages more slowly than they are sent."""
         return self._writer.transport.get_write_buffer_size() > CROWDED_BYTES
 
     @property
@@ -78,22 +78,22 @@ class Connection:
         return not self._writer.is_closing()
 
     def send(self, message: Message) -> None:
-        """Queue a message; never blocks. On a closed connection it is dropped: the reader learns of the loss."""
+        """Queue a message; never blocks. On a closed connection the message is dropped: the reader notices the loss."""
         self.send_encoded(encode(message))
 
     def send_encoded(self, frame: bytes) -> None:
-        """Send a frame that is encoded already. On a closed connection it is dropped."""
+        """Queue an encoded frame. On a closed connection it is dropped."""
         if not self._writer.is_closing():
             self._writer.write(frame)
 
     async def send_bytes(self, data: bytes | memoryview) -> None:
-        """Send a long byte string as chunks, waiting for the peer to take them."""
+        """Send a long byte string as chunks, waiting for the peer to read them."""
         for chunk in chunks(data):
             self.send(chunk)
             await self._writer.drain()
 
     async def receive(self) -> Message:
-        """Wait for the next message. Raise ``ConnectionLostError`` at the end, or at what is not a message."""
+        """Wait for the next message. Raises ``ConnectionLostError`` at the end, or if something else than a message arrives."""
         try:
             (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
             if length > FRAME_LIMIT:
@@ -115,7 +115,7 @@ class Connection:
             yield message
 
     async def close(self, flush_seconds: float = 1.0) -> None:
-        """Close once everything queued has been sent, or after ``flush_seconds``."""
+        """Close once all queued messages have been sent, or after ``flush_seconds``."""
         self._writer.close()
         try:
             await asyncio.wait_for(self._writer.wait_closed(), flush_seconds)
@@ -123,19 +123,19 @@ class Connection:
             self.abort()
 
     def abort(self) -> None:
-        """Close at once; what is queued is lost."""
+        """Close at once; queued messages are lost."""
         self._writer.transport.abort()
 
 
 def chunks(data: bytes | memoryview) -> Iterator[Chunk]:
-    """Cut a byte string into messages; an empty one is a single empty last chunk."""
+    """Cut a byte string into chunks; an empty one becomes a single empty last chunk."""
     view = memoryview(data)
     for start in range(0, max(len(view), 1), CHUNK_BYTES):
         yield Chunk(bytes(view[start : start + CHUNK_BYTES]), last=start + CHUNK_BYTES >= len(view))
 
 
 async def connect(addresses: list[tuple[str, int]], credentials: Credentials, expected: object) -> Connection:
-    """Connect to the first address that answers. Raises the last ``OSError`` when none does."""
+    """Connect to the first address that answers. Raises the last ``OSError`` if none does."""
     context = credentials.client_context()
     failure: OSError = OSError("no address to connect to")
     for host, port in addresses:
@@ -154,7 +154,7 @@ async def connect(addresses: list[tuple[str, int]], credentials: Credentials, ex
 
 
 def _read_in_small_pieces(transport: asyncio.BaseTransport) -> None:
-    """Have asyncio keep less room for a connection: its 256 KiB of buffer for TLS are half a gigabyte in a large job."""
+    """Shrink asyncio's TLS buffer of a connection: at 256 KiB each, the buffers of a large job take half a gigabyte."""
     protocol: Any = getattr(transport, "_ssl_protocol", None)
     if hasattr(protocol, "_ssl_buffer") and hasattr(protocol, "max_size"):  # Python 3.11 and later
         protocol.max_size = READ_BYTES
@@ -165,8 +165,8 @@ def _read_in_small_pieces(transport: asyncio.BaseTransport) -> None:
 def _notice_lost_hosts(connection: socket.socket) -> None:
     """Have the kernel end the connection when the other *machine* is gone.
 
-    A paused process keeps its connections, because its kernel continues to answer. Therefore no timeout is needed to tell a
-    dead driver from one that is paused by a garbage collection.
+    A paused process keeps its connections, because its kernel continues to answer. So no timeout is needed to tell a dead
+    driver from one that is paused, for example by a garbage collection.
     """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if connection.family in (socket.AF_INET, socket.AF_INET6):

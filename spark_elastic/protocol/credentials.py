@@ -1,8 +1,8 @@
-"""A job's identity: one self-signed certificate of its own that both ends of every control connection present.
+"""A job's identity: a self-signed certificate that both ends of every control connection present.
 
-The private key is made on the driver and travels to the tasks inside Spark's own task closure. Whoever holds it is a
-member of the job; nobody else gets past the TLS handshake. It is never written to disk, put into an environment variable
-or onto a command line.
+The private key is made on the driver and travels to the tasks inside Spark's own task closure. Whoever holds the key is a
+member of the job; nobody else gets past the TLS handshake. The key is never written to disk, to an environment variable or to a
+command line.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-# A certificate has to have dates, which are never checked.
+# A certificate must have dates, but they are never checked.
 BACKDATED = datetime.timedelta(days=1)
 VALID_FOR = datetime.timedelta(days=365)
-# OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which Python's ssl has no name for. Clocks of a cluster differ, and may jump while a job
-# runs; the certificate belongs to one job, and is useless once the job's driver no longer listens.
+# OpenSSL's X509_V_FLAG_NO_CHECK_TIME, for which Python's ssl has no name. Clocks in a cluster differ, and may jump while a job
+# runs. The certificate belongs to one job, and is useless once the job's driver no longer listens.
 NO_CHECK_TIME = 0x200000
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Certificate and private key of one job, PEM."""
+    """The certificate and private key of one job, in PEM format."""
 
     certificate: bytes = field(repr=False)
     private_key: bytes = field(repr=False)
 
     def server_context(self) -> ssl.SSLContext:
-        """Accept only TLS 1.3 clients that present this very certificate."""
+        """Return a context that accepts only TLS 1.3 clients that present this very certificate."""
         return self._context(ssl.PROTOCOL_TLS_SERVER)
 
     def client_context(self) -> ssl.SSLContext:
-        """Talk only to a TLS 1.3 server that presents this very certificate, and present it, too."""
+        """Return a context that talks only to a TLS 1.3 server with this very certificate, and presents it, too."""
         return self._context(ssl.PROTOCOL_TLS_CLIENT)
 
     def _context(self, protocol: int) -> ssl.SSLContext:
@@ -56,7 +56,7 @@ class Credentials:
 
 
 def create_credentials(run_id: str) -> Credentials:
-    """Make a new key and a certificate named after the run."""
+    """Return a new key and a certificate named after the run."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"spark_elastic {run_id}"[:64])])
     now = datetime.datetime.now(datetime.timezone.utc)
@@ -82,7 +82,7 @@ def create_credentials(run_id: str) -> Credentials:
 
 @contextmanager
 def _in_memory_file(content: bytes) -> Iterator[str]:
-    """Give ``content`` a path for an API that reads only files (``ssl`` loads keys from nothing else)."""
+    """Give ``content`` a path, for an API that reads only files (as ``ssl`` does to load keys)."""
     descriptor = os.memfd_create("spark_elastic", os.MFD_CLOEXEC)
     try:
         os.write(descriptor, content)

@@ -1,4 +1,4 @@
-"""How a record becomes an event, a dict of plain data that is a line of the log, and is read from one."""
+"""Converts records to events and back. An event is a dict of plain data: one line of the log."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SCHEMA_VERSION = 1
 
 
 class _Head(msgspec.Struct, frozen=True):
-    """The fields that every event has."""
+    """The fields of every event."""
 
     version: int
     time: float
@@ -22,7 +22,7 @@ class _Head(msgspec.Struct, frozen=True):
 
 
 class _ReportFields(msgspec.Struct, frozen=True):
-    """The further fields that the event of a report has."""
+    """The additional fields of a report's event."""
 
     worker: int
     rank: int | None
@@ -31,7 +31,7 @@ class _ReportFields(msgspec.Struct, frozen=True):
 
 
 def as_event(entry: Entry) -> dict[str, object]:
-    """Return the event that ``on_event`` gets, of plain data alone."""
+    """Return the event for ``on_event``, made of plain data only."""
     return {"version": SCHEMA_VERSION, "time": entry.time, **_fields_of(entry.record)}
 
 
@@ -51,9 +51,9 @@ def _fields_of(record: Record) -> dict[str, object]:
 
 
 def read_event(event: Mapping[str, object]) -> Entry:
-    """Read what ``as_event`` of this or another release has made. Fields that this release does not know are passed over.
+    """Read an event made by ``as_event`` of this or another release. Fields that this release does not know are ignored.
 
-    Raises ``ValueError`` for what is no event, or is one of a later version of the schema.
+    Raises ``ValueError`` if this is not an event, or is one of a later version of the schema.
     """
     try:
         head = msgspec.convert(event, _Head)

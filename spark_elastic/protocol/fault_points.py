@@ -1,4 +1,4 @@
-"""What faults a plan can name, and where: known to ``spark_elastic.testing``, the driver and the workers."""
+"""The faults that a plan can name, and where they strike. ``spark_elastic.testing``, the driver and workers use them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from enum import Enum
 
 import msgspec
 
-# The variables that tell workers which processes KILL_EXECUTOR and KILL_TASK kill.
+# The environment variables that tell workers which processes KILL_EXECUTOR and KILL_TASK kill.
 EXECUTOR_VARIABLE = "SPARK_ELASTIC_EXECUTOR_PID"
 TASK_VARIABLE = "SPARK_ELASTIC_TASK_PID"
 
 
 class Point(Enum):
-    """Where in a worker's life a fault can strike. The first two come before there is a rank."""
+    """Where in a worker's life a fault can strike. At the first two points the worker has no rank yet."""
 
     BOOT = "boot"
     READY = "ready"
@@ -44,16 +44,16 @@ class Action(Enum):
     GIVE_BACK = "give_back"
 
 
-# The actions that end the worker's process, and nothing else.
+# The actions that end only the worker's process.
 ENDING_ACTIONS = (Action.KILL, Action.EXIT, Action.SEGFAULT)
-# The actions that change a cluster, which has to be one that allows it.
+# The actions that change a cluster; the cluster has to allow it.
 CLUSTER_ACTIONS = (Action.TAKE_AWAY, Action.GIVE_BACK)
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """One fault of a plan. A field that is None matches everything; ``step`` counts explicit commits from 1 on.
+    """One fault of a plan. A field that is None matches everything; ``step`` counts explicit commits from 1.
 
-    ``fault`` explains the others; ``number`` tells the faults of a plan apart.
+    ``fault`` explains the other fields; ``number`` tells the faults of a plan apart.
     """
 
     number: int
@@ -74,4 +74,4 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 class InjectedFaultError(Exception):
-    """What a fault of the kind RAISE raises in user code."""
+    """Raised in user code by a fault whose action is RAISE."""

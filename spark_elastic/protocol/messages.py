@@ -1,8 +1,7 @@
-"""What driver, tasks and workers say to each other: plain data with a schema.
+"""The messages between driver, tasks and workers: plain data with a schema.
 
-The names of requests are in the imperative, those of facts in the past tense. A message that concerns a world carries the number
-of its generation, by which a receiver refuses what is stale. User code, arguments and results travel as opaque cloudpickle bytes
-in ``Chunk``.
+Requests have names in the imperative, facts in the past tense. A message about a world carries the number of its generation, so
+that receivers can refuse stale messages. User code, arguments and results travel as opaque cloudpickle bytes in ``Chunk``.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ import msgspec
 
 from spark_elastic.protocol.reports import Report
 
-# Stands in place of a generation for the control store's name space that outlives all generations.
+# Takes the place of a generation for the namespace of the control store that outlives all generations.
 WHOLE_JOB = 0
 
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class CommitId(msgspec.Struct, frozen=True, order=True, array_like=True):
-    """Names a commit. The generation comes first in the order: after a loss an index alone would not tell which is newer.
+    """Names a commit. Commits are ordered by generation first: after a loss, the index alone does not tell which is newer.
 
     Index 0 is the implicit commit that seals a generation; explicit commits count from 1.
     """
@@ -34,9 +33,9 @@ class CommitId(msgspec.Struct, frozen=True, order=True, array_like=True):
 
 
 class Slices(msgspec.Struct, frozen=True, array_like=True):
-    """Which slices of a commit a worker holds: those numbered ``held``, of ``of`` in all. Slice 0 of 1 is the whole commit.
+    """Which slices of a commit a worker holds: the numbers ``held``, of ``of`` in all. Slice 0 of 1 is the whole commit.
 
-    ``is_live``: what is equal on all ranks is still that of the commit in its objects, so it lacks no slice of that.
+    ``is_live``: state that is equal on all ranks is still the commit's in the worker's objects, so no slice of it is missing.
     """
 
     commit: CommitId
@@ -51,7 +50,7 @@ class Slices(msgspec.Struct, frozen=True, array_like=True):
 
 
 class HostFacts(msgspec.Struct, frozen=True):
-    """What a task knows of the place where it runs. ``torch`` is torch's version there, empty if it is not installed."""
+    """What a task knows about the place where it runs. ``torch`` is the version of torch there; empty if not installed."""
 
     name: str
     address: str
@@ -68,7 +67,7 @@ class HostFacts(msgspec.Struct, frozen=True):
 class Member(msgspec.Struct, frozen=True, array_like=True):
     """One rank of a world. ``commit`` is the newest commit that the worker holds; None for a newcomer.
 
-    ``slices`` tells which slices of that commit it holds, where commits are kept in slices; None means the whole commit.
+    ``slices`` says which slices of that commit the worker holds, if commits are kept in slices; None means the whole commit.
     """
 
     worker: int
@@ -82,7 +81,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Stream(Enum):
-    """The two outputs that a worker can write to."""
+    """The two output streams of a worker."""
 
     OUT = "stdout"
     ERR = "stderr"
@@ -96,7 +95,7 @@ class Message(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ping(Message, frozen=True):
-    """Ask whether the other end is there, which answers with a ``Pong`` of the same number."""
+    """Ask whether the other end is there. It answers with a ``Pong`` of the same number."""
 
     number: int
 
@@ -118,27 +117,27 @@ class Chunk(Message, frozen=True):
 
 
 class TaskHello(Message, frozen=True):
-    """First message of a task: this host offers the slot."""
+    """The first message of a task: this host offers the slot."""
 
     slot: int
     facts: HostFacts
 
 
 class WorkerStarted(Message, frozen=True):
-    """The task has started the training process, which has this pid."""
+    """The task has started the training process with this pid."""
 
     worker: int
     pid: int
 
 
 class WorkerSeen(Message, frozen=True):
-    """Sent every second: the worker's process is there and not stopped, even if its Python is too busy to say so itself."""
+    """Sent every second: the worker's process exists and is not stopped, even if its Python is too busy to say so itself."""
 
     worker: int
 
 
 class WorkerSampled(Message, frozen=True):
-    """Sent every few seconds: what the worker's process has used of the CPU, what it uses of memory, and what it has printed."""
+    """Sent every few seconds: the worker's CPU time and memory, and what it has printed."""
 
     worker: int
     cpu_seconds: float
@@ -170,7 +169,7 @@ class OutputLines(Message, frozen=True):
 
 
 class TaskDraining(Message, frozen=True):
-    """The place where the task runs is about to be taken away; what runs there has some time to leave."""
+    """The place where the task runs is about to be taken away; its processes have some time to leave."""
 
 
 class TaskFailed(Message, frozen=True):
@@ -183,27 +182,27 @@ class TaskFailed(Message, frozen=True):
 
 
 class Welcome(Message, frozen=True):
-    """The task is registered, as this host. ``env`` has variables for the worker's process."""
+    """The task is registered as this host. ``env`` holds environment variables for the worker's process."""
 
     host: int
     env: dict[str, str]
 
 
 class StartWorker(Message, frozen=True):
-    """Start the process of a worker. By ``token`` the process proves to the driver that it is this worker."""
+    """Start the process of a worker. With ``token`` the process proves to the driver that it is this worker."""
 
     worker: int
     token: str
 
 
 class KillWorker(Message, frozen=True):
-    """Kill the worker and everything that it started."""
+    """Kill the worker and every process that it has started."""
 
     worker: int
 
 
 class RestartTask(Message, frozen=True):
-    """Raise, so that Spark starts the task anew, perhaps elsewhere."""
+    """Raise, so that Spark starts the task again, perhaps elsewhere."""
 
     reason: str
 
@@ -216,7 +215,7 @@ class ReleaseTask(Message, frozen=True):
 
 
 class WorkerHello(Message, frozen=True):
-    """First message of a worker. The driver answers with the user's function, as chunks."""
+    """The first message of a worker. The driver answers with the user's function, as chunks."""
 
     worker: int
     pid: int
@@ -226,8 +225,8 @@ class WorkerHello(Message, frozen=True):
 class WorkerReady(Message, frozen=True):
     """The worker has reached the elastic function and waits for the next world.
 
-    ``generation`` is the last generation that the worker was a member of, 0 for a newcomer. ``slices`` are those that it holds
-    of ``commit`` and of the commit before; None says that it holds ``commit`` whole.
+    ``generation`` is the last generation that the worker was a member of, 0 for a newcomer. ``slices`` are the slices that it
+    holds of ``commit`` and of the commit before; None if it holds the whole of ``commit``.
     """
 
     generation: int
@@ -237,7 +236,7 @@ class WorkerReady(Message, frozen=True):
 
 
 class WorkerAborted(Message, frozen=True):
-    """Answer of the control thread to ``AbortWorld``: Gloo's collectives are aborted.
+    """The control thread's answer to ``AbortWorld``: Gloo's collectives are aborted.
 
     ``commit`` is the commit that this worker can go back to; None if there is none.
     """
@@ -247,7 +246,7 @@ class WorkerAborted(Message, frozen=True):
 
 
 class WorldBroken(Message, frozen=True):
-    """This rank has lost another, and may be unable to get ready before all ranks abort."""
+    """This rank has lost another, and may be unable to become ready until all ranks abort."""
 
     generation: int
     reason: str
@@ -260,7 +259,7 @@ class WorldFormed(Message, frozen=True):
 
 
 class WorkerReturned(Message, frozen=True):
-    """The worker has left the elastic function, which is its vote to end."""
+    """The worker has returned from the elastic function, which is its vote for the end."""
 
     generation: int
     commit: CommitId | None
@@ -269,7 +268,7 @@ class WorkerReturned(Message, frozen=True):
 class WorkerRaised(Message, frozen=True):
     """The user's function has raised. ``where``: the innermost frame, as file:line.
 
-    ``kind``: the class of an error of this package's that ends the job; else empty.
+    ``kind``: the class of an error of this package that ends the job; else empty.
     """
 
     error: str
@@ -280,11 +279,11 @@ class WorkerRaised(Message, frozen=True):
 
 
 class StepsTimed(Message, frozen=True):
-    """How long each rank needs for its part of a step, as all ranks have told each other at a commit. Lists are in rank order.
+    """How long each rank needs for its part of a step, as ranks have told each other at a commit. Lists are in rank order.
 
-    ``shares`` are each rank's rows, or shards, of a step. ``microseconds`` do not include the time that a rank waited for others.
-    ``period`` are the microseconds from one step to the next, which do; 0 if not known. ``rows`` are those of a full step.
-    Only rank 0 sends this.
+    ``shares`` are each rank's rows, or shards, of a step. ``microseconds`` exclude the time that a rank waited for others.
+    ``period`` is the time from one step to the next in microseconds, waiting included; 0 if not known. ``rows`` are the rows of
+    a full step. Only rank 0 sends this.
     """
 
     generation: int
@@ -300,18 +299,18 @@ class ResultFollows(Message, frozen=True):
     elastic: bool
 
 
-# The name of the collective that a commit makes beside torch's default group.
+# The name of the collective that a commit makes outside torch's default group.
 COMMIT = "state.commit()"
 
 
 class Activity(msgspec.Struct, frozen=True, array_like=True):
     """What the group of a generation does on a rank.
 
-    ``collectives`` have been entered, and ``waiting`` says that one of them, or a transfer, is not complete. ``moved`` counts the
-    bytes that have come over the group's connections, or have arrived at the other end; ``silent`` the connections whose other
-    end does not answer. ``changes`` have been made of what models train; ``change`` was the last one, which ranks compare in the
-    collective of number ``compared_in``. ``recent`` are the names of the last collectives, the newest last; ``frozen`` that of
-    the model that was called last, where nothing of it required a gradient.
+    ``collectives`` counts the collectives that were entered; ``waiting`` says that one of them, or a transfer, is not complete.
+    ``moved`` counts the bytes that have come over the group's connections, or have arrived at the other end; ``silent`` counts
+    the connections whose other end does not answer. ``changes`` counts changes of the trained parameters; ``change`` is the
+    last one, which ranks compare in the collective numbered ``compared_in``. ``recent`` holds the names of the last
+    collectives, newest last; ``frozen`` names the model that was called last, if nothing in it required a gradient.
     """
 
     collectives: int = 0
@@ -335,7 +334,7 @@ class Heartbeat(Message, frozen=True):
 
 
 class StoreRequest(Message, frozen=True):
-    """One operation on the control store, within the name space of a generation (0: the job's)."""
+    """One operation on the control store, within the namespace of a generation (0: the job's)."""
 
     number: int
     generation: int
@@ -363,7 +362,7 @@ class ClaimFault(Message, frozen=True):
 
 
 class FormWorld(Message, frozen=True):
-    """Build the process group of a generation. ``previous_size``: the size of the newest commit's world, 0 without a commit."""
+    """Build a generation's process group. ``previous_size``: the size of the newest commit's world; 0 without a commit."""
 
     generation: int
     members: tuple[Member, ...]
@@ -372,16 +371,16 @@ class FormWorld(Message, frozen=True):
 
 
 class AbortWorld(Message, frozen=True):
-    """Abort the collectives of the host's group at once, as the generation is over, and say which commit is whole."""
+    """Abort the collectives of the Gloo group at once, because the generation is over, and report which commit is whole."""
 
     generation: int
     reason: str
 
 
 class AbortDevice(Message, frozen=True):
-    """Abort the collectives of the device's group, if there is one beside Gloo's. Every rank has answered ``AbortWorld``.
+    """Abort the collectives of the device's group, if there is one besides Gloo's. Every rank has answered ``AbortWorld``.
 
-    The answers come first because an abort on one rank can complete the collectives of other ranks with nonsense.
+    The answers come first because an abort on one rank can complete the collectives of other ranks with garbage.
     """
 
     generation: int
@@ -394,19 +393,19 @@ class InterruptWorld(Message, frozen=True):
 
 
 class FinishWorld(Message, frozen=True):
-    """Return from the elastic function, as all ranks have voted. There are no more resets."""
+    """Return from the elastic function, because all ranks have voted. No reset follows."""
 
     generation: int
 
 
 class LeaveJob(Message, frozen=True):
-    """End, as the worker is no longer needed."""
+    """End, because the worker is no longer needed."""
 
 
 class StoreReply(Message, frozen=True):
-    """Answer to ``StoreRequest`` or ``ClaimFault``. ``gone`` says that the generation is over.
+    """The answer to ``StoreRequest`` or ``ClaimFault``. ``gone`` says that the generation is over.
 
-    ``error`` says what was wrong about the request; it is empty if nothing was.
+    ``error`` says what was wrong with the request; it is empty if nothing was.
     """
 
     number: int

@@ -1,11 +1,11 @@
-"""The records of the event log: what may happen in a job, a class for each kind of event.
+"""The records of the event log: what can happen in a job, with one class for each kind of event.
 
-The driver makes records of these classes, and workers make those of ``reports``; ``event_format`` turns them into the dicts
-that ``on_event`` gets and that are the lines of a log, and back. A kind is named in a log by its class: ``world_formed`` is a
-``WorldFormed``. docs/events.md is made from the classes and their docstrings, which describe fields as ``name: what it is``.
+The driver makes records of these classes, and workers make those of ``reports``. ``event_format`` turns them into dicts, which
+are the lines of a log and the arguments of ``on_event``, and back. The name of a kind comes from its class: ``world_formed`` is
+a ``WorldFormed``. docs/events.md is made from the classes and their docstrings, which describe fields as ``name: what it is``.
 
-Within a version of the schema kinds and fields are added, none is changed or removed. A field that is added to a kind has a
-default, which logs from before are read with.
+Within a version of the schema, kinds and fields may be added; none is changed or removed. An added field has a default, with
+which older logs are read.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from spark_elastic.protocol.reports import Report, kind_of
 
 
 class _OfDriver(msgspec.Struct, frozen=True, tag_field="event", tag=kind_of):
-    """Base of what the driver records."""
+    """Base of the driver's records."""
 
 
 # ---------------------------------------------------------------- the job
 
 
 class JobStarted(_OfDriver, frozen=True):
-    """A run begins. A file to which several runs are appended has one of these for each.
+    """A run begins. A file to which several runs are appended has one of these for each run.
 
-    run_id: also in the names of its Spark jobs
-    attempt: number of this run among those that have used its checkpoint directory; null without one
+    run_id: also in the names of the run's Spark jobs
+    attempt: number of this run among those that have used its checkpoint directory; null without a checkpoint
     application: Spark's name for the application
     """
 
@@ -42,10 +42,10 @@ class JobStarted(_OfDriver, frozen=True):
 
 
 class JobFinished(_OfDriver, frozen=True):
-    """All results are there. No event of the run follows but ``events_dropped``.
+    """All results have arrived. No event of the run follows but ``events_dropped``.
 
     workers: in rank order
-    resets: those caused by failures
+    resets: how many resets failures have caused
     """
 
     workers: list[int]
@@ -53,7 +53,7 @@ class JobFinished(_OfDriver, frozen=True):
 
 
 class JobFailed(_OfDriver, frozen=True):
-    """The run raises. No event of the run follows but ``events_dropped``.
+    """The run raises an error. No event of the run follows but ``events_dropped``.
 
     error: the exception's class
     """
@@ -69,7 +69,7 @@ class HostRegistered(_OfDriver, frozen=True):
     """A Spark task offers its slot.
 
     host: number of the task
-    name: the machine's
+    name: the machine's name
     """
 
     host: int
@@ -78,7 +78,7 @@ class HostRegistered(_OfDriver, frozen=True):
 
 
 class HostFacts(_OfDriver, frozen=True):
-    """What the task of a host has found out about the machine that it runs on."""
+    """What the task of a host has found out about its machine."""
 
     host: int
     slot: int
@@ -94,16 +94,16 @@ class HostLost(_OfDriver, frozen=True):
 
 
 class HostDraining(_OfDriver, frozen=True):
-    """A host goes away soon, or the discovery script no longer lists it."""
+    """A host will soon go away, or the discovery script no longer lists it."""
 
     host: int
     name: str
 
 
 class HostCooling(_OfDriver, frozen=True):
-    """Workers of a host's executor keep dying without a commit, so it gets no other one for a while.
+    """Workers of a host's executor keep dying without a commit, so the executor gets no other worker for a while.
 
-    seconds: for how long; each further death doubles it
+    seconds: for how long; each further death doubles this
     """
 
     host: int
@@ -112,14 +112,14 @@ class HostCooling(_OfDriver, frozen=True):
 
 
 class HostListedAgain(_OfDriver, frozen=True):
-    """The discovery script lists a host again that it had left out."""
+    """The discovery script again lists a host that it had left out."""
 
     host: int
     name: str
 
 
 class SlotGivenUp(_OfDriver, frozen=True):
-    """Spark has given up the task of a slot before it had registered; it is submitted again."""
+    """Spark has given up the task of a slot before the task had registered; it is submitted again."""
 
     slot: int
     reason: str
@@ -128,7 +128,7 @@ class SlotGivenUp(_OfDriver, frozen=True):
 class SlotsYielded(_OfDriver, frozen=True):
     """The job has too few hosts to begin, and gives its slots back for a while.
 
-    hosts: how many it had
+    hosts: how many hosts the job had
     """
 
     hosts: int
@@ -146,7 +146,7 @@ class WorkerStarting(_OfDriver, frozen=True):
 
 
 class WorkerStarted(_OfDriver, frozen=True):
-    """The process of a worker runs."""
+    """The process of a worker has started."""
 
     worker: int
     host: int
@@ -156,8 +156,8 @@ class WorkerStarted(_OfDriver, frozen=True):
 class WorkerReady(_OfDriver, frozen=True):
     """A worker has reached its elastic function, and waits for a world.
 
-    generation: the last world that it was a member of, 0 for none
-    commit: the newest commit that it holds, as generation.index, or None
+    generation: the last world of which the worker was a member, 0 for none
+    commit: the newest commit that the worker holds, as generation.index, or None
     """
 
     worker: int
@@ -178,11 +178,11 @@ class WorkerLost(_OfDriver, frozen=True):
 
 
 class WorkerSampled(_OfDriver, frozen=True):
-    """What the process of a worker has used so far, and printed since the last such event; told every five seconds or less often.
+    """What a worker's process has used so far, and printed since the last such event; at most every five seconds.
 
-    cpu_seconds: on all cores, without its child processes
-    memory: bytes that are resident
-    last_lines: at most ten, each cut off after 200 characters; null where it has printed nothing since
+    cpu_seconds: on all cores, without child processes
+    memory: resident bytes
+    last_lines: at most ten, each cut off after 200 characters; null if it has printed nothing since
     """
 
     worker: int
@@ -192,7 +192,7 @@ class WorkerSampled(_OfDriver, frozen=True):
 
 
 class WorkerRaised(_OfDriver, frozen=True):
-    """The user's function has raised in a worker, which is lost by that.
+    """The user's function has raised in a worker, which is lost because of that.
 
     error: the exception's class and message
     traceback: as Python prints it
@@ -207,23 +207,23 @@ class WorkerRaised(_OfDriver, frozen=True):
 class WorkerExited(_OfDriver, frozen=True):
     """The process of a worker has ended.
 
-    code: its exit code; minus the signal, if one killed it
-    explains: whether the code tells why the worker was lost: until then nothing but its end was known
-    last_lines: of its output; null where it has printed nothing
+    code: the exit code; minus the signal, if a signal killed the process
+    explains: whether the code explains the loss: until then, only the end of the worker was known
+    last_lines: of its output; null if it has printed nothing
     """
 
     worker: int
     code: int
     meaning: str
-    explains: bool | None = None  # None in logs from before it was added
+    explains: bool | None = None  # None in logs that are older than this field
     last_lines: list[str] | None = None
 
 
 class WorkerSlow(_OfDriver, frozen=True):
-    """A worker computes at less than half the speed of the others, and rows have not moved away from it. This is told once.
+    """A worker computes at less than half the speed of the others, and no rows have moved away from it. Recorded once.
 
     host: the machine's name
-    times: how many times as long as the median of the other ranks a row takes it
+    times: how many times as long the worker needs for a row as the median of the other ranks
     """
 
     worker: int
@@ -232,7 +232,7 @@ class WorkerSlow(_OfDriver, frozen=True):
     times: float
 
     def describe(self) -> str:
-        """Say who is slow, and what helps."""
+        """Say which worker is slow, and what helps."""
         return (
             f"{name_worker(self.worker, self.rank)} on {self.host} is slow: a row takes it {self.times:.1f} times as long as "
             'the median of the other ranks, which wait for it in every step; balance="auto" gives it fewer rows'
@@ -243,8 +243,8 @@ class WorkerTooSlow(_OfDriver, frozen=True):
     """A worker computes more slowly than ``replace_slow`` allows. It leaves at the next commit, and its slot goes back to Spark.
 
     host: the machine's name
-    times: how many times as long as the median of the other ranks a row takes it
-    seconds: how long its executor gets no worker, and no other worker is replaced; null where it stays for the sake of min_np
+    times: how many times as long the worker needs for a row as the median of the other ranks
+    seconds: how long its executor gets no worker, and no other worker is replaced; null if it stays because of min_np
     """
 
     worker: int
@@ -254,7 +254,7 @@ class WorkerTooSlow(_OfDriver, frozen=True):
     seconds: float | None
 
     def describe(self) -> str:
-        """Say who is too slow, and what follows."""
+        """Say which worker is too slow, and what follows."""
         follows = (
             "it stays, because fewer than min_np workers would be left without it"
             if self.seconds is None
@@ -276,11 +276,11 @@ class ResultArrived(_OfDriver, frozen=True):
 
 
 class WorldForming(_OfDriver, frozen=True):
-    """The members of a new generation connect.
+    """The members of a new generation connect to each other.
 
     previous_size: size of the world that made the newest commit, 0 for none
     workers: the members, in rank order
-    newest_commit: the commit that they go on from, or None
+    newest_commit: the commit from which they continue, or None
     """
 
     generation: int
@@ -293,7 +293,7 @@ class WorldForming(_OfDriver, frozen=True):
 class WorldFormed(_OfDriver, frozen=True):
     """All members of a generation are connected.
 
-    seconds: since they were told to connect
+    seconds: since the members were told to connect
     """
 
     generation: int
@@ -309,7 +309,7 @@ class WorldBroken(_OfDriver, frozen=True):
 
 
 class WorldInterrupted(_OfDriver, frozen=True):
-    """A generation is to end at its next commit, because workers arrive or leave; until then it trains."""
+    """A generation is to end at its next commit, because workers arrive or leave. Until then it trains."""
 
     generation: int
     reason: str
@@ -323,12 +323,12 @@ class WorldFinished(_OfDriver, frozen=True):
 
 
 class WorldSized(_OfDriver, frozen=True):
-    """Another number of workers trains from the next commit on, where ``adaptiveNp`` compares what fewer of them do.
+    """``adaptiveNp`` has decided how many workers train from the next commit on.
 
     size: of the next worlds, at most
-    tried: whether that is to be measured first; if not, it lasts
-    sizes: those that were measured, the largest first
-    rows_per_second: what worlds of these sizes have trained
+    tried: whether this size is to be measured first; if not, it is final
+    sizes: the measured sizes, the largest first
+    rows_per_second: the measured speed at each of these sizes
     """
 
     size: int
@@ -354,18 +354,18 @@ class WorldSized(_OfDriver, frozen=True):
 
 
 class StateLost(_OfDriver, frozen=True):
-    """No worker holds the state any more; the job goes on from its durable checkpoint."""
+    """No worker holds the state any more; the job continues from its durable checkpoint."""
 
     generation: int
     reason: str
 
 
 class NewcomersPaused(_OfDriver, frozen=True):
-    """Newcomers have made worlds fail; training goes on without them, and they are let in again after a pause.
+    """Newcomers have made worlds fail; training continues without them, and they are let in again after a pause.
 
     host: the machine whose newcomers wait, null for all
     failures: worlds in a row that newcomers have made fail
-    seconds: how long they wait
+    seconds: how long the newcomers wait
     """
 
     host: str | None
@@ -375,7 +375,7 @@ class NewcomersPaused(_OfDriver, frozen=True):
 
 
 class RunAgain(_OfDriver, frozen=True):
-    """A fixed world has broken; its workers are ended, and all of the function runs again in new ones."""
+    """A fixed world has broken; its workers are ended, and the whole function runs again in new workers."""
 
     generation: int
 
@@ -384,22 +384,22 @@ class RunAgain(_OfDriver, frozen=True):
 
 
 class DriverPaused(_OfDriver, frozen=True):
-    """The driver itself stood still."""
+    """The driver itself was paused."""
 
     seconds: float
 
 
 class EventsDropped(_OfDriver, frozen=True):
-    """Events are missing here, because ``on_event`` or the disk took them more slowly than they came.
+    """Events are missing here, because ``on_event`` or the disk took them more slowly than they arrived.
 
-    count: how many
+    count: how many events are missing
     """
 
     count: int
 
 
 class FaultInjected(_OfDriver, frozen=True):
-    """A test's fault strikes.
+    """An injected fault strikes in a test.
 
     fault: its number
     """
@@ -413,11 +413,11 @@ class FaultInjected(_OfDriver, frozen=True):
 
 
 class WorkerReported(msgspec.Struct, frozen=True):
-    """What a worker has reported, with what the driver knows of it. The kind of the event is that of the report.
+    """A worker's report, with what the driver knows about the worker. The kind of the event is that of the report.
 
     worker: the worker's number in this run
-    rank: null before its first world
-    generation: 0 before its first world
+    rank: null before the worker's first world
+    generation: 0 before the worker's first world
     """
 
     worker: int
@@ -466,7 +466,7 @@ DriverRecord = (
 
 
 class Unknown(msgspec.Struct, frozen=True):
-    """An event of a kind that a later release has added."""
+    """An event of a kind that was added in a later release."""
 
     kind: str
     fields: dict[str, object]

@@ -1,6 +1,6 @@
-"""What workers report: the events of the log that come from training processes, a class for each kind.
+"""The reports of workers: the events of the log that come from training processes, with one class for each kind.
 
-``records`` has the events that the driver records itself. There, a ``WorkerReported`` adds to a report which worker made it.
+``records`` has the driver's own records. One of them, ``WorkerReported``, adds to a report which worker made it.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ from typing import get_args
 
 import msgspec
 
-# A rank that needs so many times as long for a row as the fastest one is called slow.
+# A rank counts as slow if it needs this many times as long for a row as the fastest rank.
 SLOW = 1.25
 
 
 def kind_of(name: str) -> str:
-    """Return what events of a class are called: ``world_formed`` for ``WorldFormed``."""
+    """Return the name of a class's events: ``world_formed`` for ``WorldFormed``."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
 
 
 class _Report(msgspec.Struct, frozen=True, tag_field="event", tag=kind_of, omit_defaults=True):
-    """Base of what a worker reports: what is in an event's ``values``. A field that is None is missing there."""
+    """Base of a worker's reports, which become an event's ``values``. Fields that are None are left out there."""
 
 
 class Entered(_Report, frozen=True):
     """A worker has the state and enters the user's function.
 
     step: commits made before
-    idle: seconds since its last commit, or since it entered before; missing for a newcomer
+    idle: seconds since the worker's last commit, or since it last entered; missing for a newcomer
     """
 
     step: int
@@ -42,7 +42,7 @@ class Stepped(_Report, frozen=True):
 
 
 class Progress(_Report, frozen=True):
-    """How far rank 0 is, told at most twice a second. The last three fields are there only where the state has a loader.
+    """How far rank 0 is, reported at most twice a second. The last three fields are there only if the state has a loader.
 
     step: commits of the job so far
     epoch: from 0
@@ -57,19 +57,19 @@ class Progress(_Report, frozen=True):
 
     @property
     def rows_done(self) -> int | None:
-        """Rows of all epochs; None where nobody counts them."""
+        """The rows of all epochs so far; None if nobody counts them."""
         if self.epoch is None or self.rows is None or self.rows_total is None:
             return None
         return self.epoch * self.rows_total + self.rows
 
     @property
     def done(self) -> int:
-        """The work that is done: rows of all epochs, or steps where nobody counts rows."""
+        """The work done so far: rows of all epochs, or steps if nobody counts rows."""
         return self.step if self.rows_done is None else self.rows_done
 
 
 class Metrics(_Report, frozen=True):
-    """What a worker gave to ``state.report``.
+    """What a worker passed to ``state.report``.
 
     values: numbers and strings, by the names that they were given; ``step`` among them is the number of commits
     """
@@ -78,10 +78,10 @@ class Metrics(_Report, frozen=True):
 
 
 class GpuUsed(_Report, frozen=True):
-    """What a worker uses of its GPU, told at a commit every five seconds or less often; missing where it has used none.
+    """How a worker uses its GPU, reported at a commit, at most every five seconds; missing if it has used none.
 
-    memory: bytes that torch's allocator holds on it
-    utilization: percent of the last second in which the GPU computed, for any process; missing where NVML does not tell
+    memory: bytes that torch's allocator holds on the GPU
+    utilization: percent of the last second in which the GPU computed, for any process; missing if NVML does not tell
     """
 
     memory: int
@@ -89,12 +89,12 @@ class GpuUsed(_Report, frozen=True):
 
 
 class SharesChanged(_Report, frozen=True):
-    """Ranks take other parts of a global batch, because some compute faster than others. Lists are in rank order.
+    """The ranks' shares of a global batch change, because some ranks compute faster than others. Lists are in rank order.
 
     step: commits of the job so far
     before: rows of each rank in a step so far
-    after: those from the next step on
-    seconds: what each rank has needed for its part of a step, without the time that it waited for others
+    after: rows of each rank from the next step on
+    seconds: how long each rank has needed for its part of a step, without the time that it waited for others
     unit: what is counted, rows or shards
     """
 
@@ -112,18 +112,18 @@ class SharesChanged(_Report, frozen=True):
 
     @property
     def slowness(self) -> list[float]:
-        """How many times as long as the fastest rank each has needed for a row."""
+        """How many times as long each rank has needed for a row as the fastest rank."""
         each = [seconds / max(share, 1) for seconds, share in zip(self.seconds, self.before, strict=True)]
         return [seconds / min(each) for seconds in each]
 
     @property
     def slow_rank(self) -> int | None:
-        """The slowest rank, if it is slow and has been relieved."""
+        """The slowest rank, if it counts as slow and has been given a smaller share; else None."""
         rank = self.slowness.index(max(self.slowness))
         return rank if self.slowness[rank] >= SLOW and self.after[rank] < self.before[rank] else None
 
     def describe(self, name: Callable[[int], str]) -> str:
-        """Say who is slow and what was done. ``name`` tells what a rank is called."""
+        """Say which rank is slow and what was done. ``name`` returns what to call a rank."""
         whole, rank = sum(self.after), self.slow_rank
         if rank is None:
             return f"parts of a step follow speeds: of {whole} {self.unit} ranks take {', '.join(map(str, self.after))}"
@@ -151,20 +151,20 @@ class CheckpointFailed(_Report, frozen=True):
 
 
 class CheckpointRestored(_Report, frozen=True):
-    """The job goes on from a durable checkpoint."""
+    """The job continues from a durable checkpoint."""
 
     name: str
     step: int
 
 
 class CheckpointDamaged(_Report, frozen=True):
-    """A durable checkpoint is damaged, and was passed over."""
+    """A durable checkpoint is damaged, and was skipped."""
 
     name: str
 
 
 class CheckpointSuperseded(_Report, frozen=True):
-    """A later run has taken over the checkpoint directory; this one writes no more to it."""
+    """A later run has taken over the checkpoint directory; this run no longer writes to it."""
 
     name: str
 

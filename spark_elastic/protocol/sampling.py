@@ -1,10 +1,10 @@
-"""How often what a worker uses is recorded, so that the event log stays small in large and in long jobs."""
+"""How often samples of a worker are recorded, so that the event log stays small in large and long jobs."""
 
 from __future__ import annotations
 
-# Of all workers together. A worker gives a sample every five seconds, so this matters from about twenty workers on.
+# For all workers together. A worker gives a sample every five seconds, so this matters from about twenty workers on.
 SAMPLES_A_SECOND = 4
-# While a worker becomes e times as old, about so many of its samples are recorded. This matters once it is eight minutes old.
+# About this many samples of a worker are recorded while it becomes e times as old. This matters once it is eight minutes old.
 SAMPLES_AN_AGE = 100
 
 

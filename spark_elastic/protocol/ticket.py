@@ -1,6 +1,6 @@
 """What a process needs to join a job: where the driver is, the key that proves membership, and what to run.
 
-With the ticket a task and its worker connect to the driver, which sends each worker the payload.
+A task and its worker use the ticket to connect to the driver, which sends each worker the payload.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import msgspec
 from spark_elastic.protocol.credentials import Credentials
 from spark_elastic.protocol.fault_points import Fault
 
-# The variable by which the task tells a worker its device, if Spark has assigned a GPU to the task.
+# The variable in which the task tells a worker its device, if Spark has assigned a GPU to the task.
 DEVICE_VARIABLE = "SPARK_ELASTIC_DEVICE"
-# The variable that tells a worker that nobody has chosen its number of threads: it follows from how many workers a machine has.
+# The variable that tells a worker that nobody has chosen its number of threads: it follows from the workers per machine.
 THREADS_VARIABLE = "SPARK_ELASTIC_DEFAULT_THREADS"
 
 
@@ -32,7 +32,7 @@ class Ticket:
 class CheckpointPlan(msgspec.Struct, frozen=True):
     """Where commits are written, as which attempt of the job, how many seconds apart, and how many of them are kept.
 
-    storage_options: a pickled dict, or nothing. best: the metric by which the best one is kept, too, and "min" or "max".
+    storage_options: a pickled dict, or nothing. best: the metric by which the best are kept, too, and "min" or "max".
     """
 
     url: str
@@ -44,7 +44,7 @@ class CheckpointPlan(msgspec.Struct, frozen=True):
 
 
 class Payload(msgspec.Struct, frozen=True):
-    """The user's call (a pickled ``(fn, args, kwargs)``) and what a worker has to know of the job."""
+    """The user's call (a pickled ``(fn, args, kwargs)``) and what a worker has to know about the job."""
 
     call: bytes
     form_timeout: float
