@@ -8,8 +8,8 @@
         tree.json tensors.safetensors objects.pickle
         manifest.json                      written last: lengths and SHA-256 of the others
 
-``naming`` decides which checkpoints count and which are removed, ``directory`` reads and writes them, ``content`` turns
-snapshots into files and back, using ``tree`` and ``tensors``, and ``writer`` does so on a thread beside training. Whatever
-earlier releases wrote can still be read (``first_format``), and no file names a module of ours; docs/formats.md describes the
+``naming`` decides which checkpoints count and which are removed. ``directory`` reads and writes them. ``content`` turns
+snapshots into files and back, using ``tree`` and ``tensors``, and ``writer`` does so on a thread beside training. Checkpoints
+of earlier releases can still be read (``first_format``), and no file names any of our modules. docs/formats.md describes the
 files.
 """

@@ -14,7 +14,7 @@ from spark_elastic.checkpoint.naming import CheckpointName
 
 Mode = Literal["min", "max"]
 
-# The words in a metric's name that tell whether smaller or larger values are better.
+# The words in a metric's name that show whether smaller or larger values are better.
 WORDS: Mapping[Mode, frozenset[str]] = {
     "min": frozenset({"loss", "error", "err", "nll", "mse", "mae", "rmse", "perplexity"}),
     "max": frozenset({"acc", "accuracy", "auc", "auroc", "f1", "precision", "recall", "r2", "iou", "bleu"}),
@@ -31,7 +31,7 @@ class Score(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """What makes one checkpoint better than another: the name in ``state.report``, and whether less or more of it is better."""
+    """How checkpoints are compared: a name in ``state.report``, and whether smaller or larger values are better."""
 
     name: str
     mode: Mode
@@ -44,7 +44,7 @@ class Metric:
 
 
 def is_negated(name: str) -> bool:
-    """Whether this is one of scikit-learn's scores, such as neg_log_loss, which are larger where the loss is smaller."""
+    """Whether this is a scikit-learn score such as neg_log_loss, which is larger the smaller the loss is."""
     return "neg" in _words_of(name)
 
 
@@ -53,7 +53,7 @@ def _words_of(name: str) -> set[str]:
 
 
 def metric_of(text: str) -> Metric:
-    """Understand ``"val_loss"``, ``"ndcg:max"`` or ``"regret:min"``. Raises ``ValueError`` for an unknown mode."""
+    """Parse ``"val_loss"``, ``"ndcg:max"`` or ``"regret:min"``. Raises ``ValueError`` for an unknown mode."""
     name, colon, mode = text.rpartition(":")
     if colon and name and mode in ("min", "max"):
         return Metric(name, "min" if mode == "min" else "max")
@@ -67,7 +67,7 @@ def metric_of(text: str) -> Metric:
 
 
 def best_first(scores: Mapping[CheckpointName, Score], metric: Metric) -> list[CheckpointName]:
-    """Sort the checkpoints that have a score by this metric, the best first. Of equal ones the older is first."""
+    """Sort the checkpoints that have a score by this metric, best first. Among equals, the older comes first."""
     sign = 1 if metric.mode == "min" else -1
     mine = {name: sign * score.value for name, score in scores.items() if score.metric == metric.name}
     return sorted(mine, key=lambda name: (mine[name], name))

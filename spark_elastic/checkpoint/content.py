@@ -1,8 +1,8 @@
-"""Turns a snapshot into the files of a checkpoint, and these back into objects; docs/formats.md describes the files.
+"""Turns a snapshot into the files of a checkpoint, and the files back into objects; docs/formats.md describes the files.
 
-``tree.json`` holds the state without its tensors, ``tensors.safetensors`` the tensors, and ``objects.pickle`` what is neither a
-tensor nor plain data. Only a job that resumes from its own checkpoint unpickles that last file. Where all ranks have written a
-checkpoint, each has a file of tensors.
+``tree.json`` holds the state without its tensors, ``tensors.safetensors`` the tensors, and ``objects.pickle`` everything that
+is neither a tensor nor plain data. Only a job that resumes from its own checkpoint unpickles that last file. If all ranks have
+written a checkpoint, each has its own file of tensors.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def encode(snapshot: Kept) -> dict[str, Iterable[Buffer]]:
 
 
 def encode_joined(mine: EncodedPart, skeleton: Any) -> dict[str, Iterable[Buffer]]:
-    """Return what rank 0 writes beside its tensors, once the parts of all ranks are joined; ``skeleton`` is that of its part."""
+    """Return rank 0's files besides its tensors, once the parts of all ranks are joined. ``skeleton`` is that of its part."""
     return _tree_files(mine.objects, mine.opaque, skeleton)
 
 
@@ -90,7 +90,7 @@ def decode(
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """Reads the files of one checkpoint, as ``decode`` was asked to."""
+    """Reads the files of one checkpoint, with the options of ``decode``."""
 
     directory: CheckpointDirectory
     name: CheckpointName
@@ -136,12 +136,12 @@ class _Reader:
         return 0 if entry is None else entry.bytes
 
     def _fill(self, file: str, room: Iterable[memoryview]) -> None:
-        """Read a file of tensors into the room that was made for it."""
+        """Read a file of tensors into the room that was allocated for it."""
         checked = _checked(room, self.directory, self.name, file)
         self.directory.read(self.name, file, self.manifest.files.get(file), checked, self.progress)
 
     def _objects(self) -> list[object] | None:
-        """Return the objects that were pickled; None if nothing is to be unpickled."""
+        """Return the pickled objects; None if nothing is to be unpickled."""
         if not self.unpickle:
             return None
         if OBJECTS not in self.manifest.files:
@@ -174,7 +174,7 @@ def _is_name(name: object) -> bool:
 
 @contextmanager
 def _damage(directory: CheckpointDirectory, name: CheckpointName, file: str = "its tree") -> Iterator[None]:
-    """Turn the many kinds of errors that damage, or malice, causes in a reader into a ``DamagedError``."""
+    """Turn the many kinds of errors that damage, or malice, causes in readers into a ``DamagedError``."""
     try:
         yield
     except CheckpointError:

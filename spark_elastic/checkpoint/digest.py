@@ -1,4 +1,4 @@
-"""What a checkpoint holds, value by value, to be hashed or compared with another one."""
+"""The content of a checkpoint, value by value, for hashing it or comparing it with another checkpoint."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from spark_elastic.checkpoint.tree import OpaqueObject
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One value: where it is, and the bytes of which nothing else has the same."""
+    """One value: its path, and bytes that no different value has."""
 
     path: str
     value: object
@@ -25,7 +25,7 @@ class Entry:
 
 
 def entries(value: object, path: str = "") -> Iterator[Entry]:
-    """Yield the tensors, numbers and strings in what ``load_checkpoint`` returns, in its order."""
+    """Yield the tensors, numbers and strings in a result of ``load_checkpoint``, in its order."""
     if isinstance(value, Mapping):
         for key, each in value.items():
             yield from entries(each, f"{path}.{key}" if path else str(key))
@@ -44,7 +44,7 @@ def entries(value: object, path: str = "") -> Iterator[Entry]:
 
 
 def _flat(value: torch.Tensor | numpy.ndarray) -> torch.Tensor | numpy.ndarray:
-    """Return the elements one after the other: as a tensor, or as an array where torch has no such dtype."""
+    """Return the elements in one dimension: as a tensor, or as an array if torch does not have the dtype."""
     try:
         return torch.as_tensor(value).detach().contiguous().reshape(-1)
     except (TypeError, ValueError):
@@ -52,7 +52,7 @@ def _flat(value: torch.Tensor | numpy.ndarray) -> torch.Tensor | numpy.ndarray:
 
 
 def digest(objects: Mapping[str, object]) -> str:
-    """Return the SHA-256 of a checkpoint's content, equal for equal bits. Objects that need code count by their type only."""
+    """Return the SHA-256 of a checkpoint's content, equal for equal bits. Of objects that need code, only the type counts."""
     found = hashlib.sha256()
     for entry in entries(objects):
         for part in (as_utf8(entry.path).encode(), entry.kind.encode(), entry.data):

@@ -1,8 +1,8 @@
 """CheckpointDirectory: claims attempts; writes, reads and removes checkpoints in one directory of any file system.
 
 The store has to guarantee two things, as local and network file systems, HDFS, S3, GCS and Azure do: a listing shows every file
-whose writing has ended, and a file that was written stays until it is removed. Renames, exclusive creation and locks are not
-needed. Local and network file systems also show files that are being written, so there a manifest gets its name by a rename.
+whose writing has ended, and a written file stays until it is removed. Renames, exclusive creation and locks are not needed.
+Local and network file systems also list files that are still being written, so there a manifest gets its name by a rename.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("spark_elastic")
 
-# The formats that this release writes: of checkpoints that rank 0 wrote alone, and that all ranks wrote. Every format from the
-# first to the last can be read.
+# The formats that this release writes: for checkpoints written by rank 0 alone, and for those written by all ranks. Every
+# format from the first to the last can be read.
 VERSION = 2
 VERSION_OF_PARTS = 3
-# The largest size that a manifest may have, far more than any checkpoint needs.
+# The largest size of a manifest, far more than any checkpoint needs.
 MOST_MANIFEST_BYTES = 2**20
-# The errors of opening a file that is missing, or whose place something else has taken.
+# The errors of opening a file that is missing, or that something else has replaced.
 _NO_FILE = {errno.EISDIR, errno.ELOOP, errno.ENOENT, errno.ENOTDIR}
 # Files are read and written in pieces of this size; progress is reported after each.
 PIECE_BYTES = 4 * 2**20
-# Runs that claim an attempt at the same time give way to each other. If this many tries fail, the store's listings are wrong.
+# Runs that claim an attempt at the same time yield to each other. If this many tries fail, the store's listings are wrong.
 CLAIM_TRIES = 20
 
 Progress = Callable[[], None]
@@ -63,14 +63,14 @@ class SupersededError(CheckpointError):
 
 
 class FileEntry(msgspec.Struct, frozen=True):
-    """The length and checksum of a file, as its manifest has them."""
+    """The length and checksum of a file, as recorded in the manifest."""
 
     bytes: Annotated[int, msgspec.Meta(ge=0)]
     sha256: str
 
 
 class CheckpointManifest(msgspec.Struct, frozen=True):
-    """Completes a checkpoint: it is written once all other files are."""
+    """The file that completes a checkpoint: it is written after all others."""
 
     version: int
     files: dict[str, FileEntry]
@@ -83,7 +83,7 @@ class _AnyManifest(msgspec.Struct, frozen=True):
 
 
 class CheckpointDirectory:
-    """The checkpoints of one job. Every method may block as long as the store does, and raise what its library raises.
+    """The checkpoints of one job. Every method may block as long as the store does, and may raise the store library's errors.
 
     storage_options: options for the library that opens the URL. Raises ``CheckpointError`` if the URL cannot be opened.
     """
@@ -114,10 +114,10 @@ class CheckpointDirectory:
     # ------------------------------------------------------------------ attempts
 
     def claim(self) -> int:
-        """Claim the next attempt, which no other run has or gets, and remove the claims of earlier attempts.
+        """Claim the next attempt, which no other run has or will get, and remove the claims of earlier attempts.
 
-        Runs that claim at the same time all write first and list afterwards, so of two runs with the same number at least one
-        sees the other. A run that sees another claim as high as its own steps back and tries a higher number.
+        Runs that claim at the same time all write first and list afterwards, so of two runs with the same number, at least one
+        sees the other. A run that sees another claim as high as its own gives up its claim and tries a higher number.
         """
         token = secrets.token_hex(8)
         for tries in range(CLAIM_TRIES):
@@ -134,9 +134,9 @@ class CheckpointDirectory:
         )
 
     def check_claim(self, attempt: int) -> Listing:
-        """Return the listing. Raises ``SupersededError`` when a later run has claimed the directory.
+        """Return the listing. Raises ``SupersededError`` if a later run has claimed the directory.
 
-        Raises ``CheckpointError`` if the claim is not listed, which means that the URL names another place on this machine.
+        Raises ``CheckpointError`` if the claim is not listed: on this machine, the URL then names another place.
         """
         listing = self.list()
         newest = max((claim.attempt for claim in listing.claims), default=0)
@@ -159,7 +159,7 @@ class CheckpointDirectory:
     ) -> int:
         """Write the pieces of each file, then the manifest that completes the checkpoint. Return the bytes written.
 
-        After an error, what was written is removed if the store allows that; without a manifest it does not count anyway.
+        After an error, written files are removed if the store allows it. Without a manifest they do not count anyway.
         """
         with self.removing(name):
             entries = {file: self.write_file(name, file, pieces, progress) for file, pieces in files.items()}
@@ -168,19 +168,19 @@ class CheckpointDirectory:
     def write_file(
         self, name: CheckpointName, file: str, pieces: Iterable[Buffer], progress: Progress = _no_progress
     ) -> FileEntry:
-        """Write a file of a checkpoint, and return the entry that its manifest is to have."""
+        """Write a file of a checkpoint, and return its entry for the manifest."""
         entry = self._write(f"{name}/{file}", pieces, progress)
         self._sync(f"{name}/{file}")
         return entry
 
     def complete(self, name: CheckpointName, entries: dict[str, FileEntry], version: int) -> int:
-        """Write the manifest of a checkpoint whose files have been written. Return the bytes of these."""
+        """Write the manifest of a checkpoint whose files have been written. Return how many bytes these have."""
         self._write_whole(f"{name}/{MANIFEST}", msgspec.json.encode(CheckpointManifest(version, entries)))
         return sum(entry.bytes for entry in entries.values())
 
     @contextmanager
     def removing(self, name: CheckpointName) -> Iterator[None]:
-        """Remove what has been written of a checkpoint if an error is raised inside."""
+        """Remove the written files of a checkpoint if an error is raised inside."""
         try:
             yield
         except BaseException:
@@ -199,7 +199,7 @@ class CheckpointDirectory:
     ) -> None:
         """Remove the checkpoints that ``choose_removals`` chooses. Raises the same errors as ``check_claim``.
 
-        metric: that by which the best ``keep`` undamaged checkpoints are kept, too.
+        metric: if given, the best ``keep`` undamaged checkpoints by this metric are kept, too.
         """
         listing = self.check_claim(attempt)
         scored = () if metric is None else best_first(self.scores(listing.scored - set(damaged)), metric)
@@ -211,7 +211,7 @@ class CheckpointDirectory:
         self._write_whole(f"{name}/{SCORE}", msgspec.json.encode(score))
 
     def scores(self, names: Iterable[CheckpointName]) -> dict[CheckpointName, Score]:
-        """Read the scores of these checkpoints. One whose score is damaged counts as one without, with a warning."""
+        """Read the scores of these checkpoints. A damaged score counts as none, with a warning."""
         found = {}
         for name in names:
             try:
@@ -225,7 +225,7 @@ class CheckpointDirectory:
         return found
 
     def remove(self, name: CheckpointName) -> None:
-        """Remove a checkpoint, its manifest first, so that a partly removed one never counts as complete."""
+        """Remove a checkpoint, its manifest first, so that a partly removed checkpoint never counts as complete."""
         self._delete(f"{name}/{MANIFEST}")
         try:
             self._files.delete_dir(self._location.join(str(name)))
@@ -233,7 +233,7 @@ class CheckpointDirectory:
             pass
 
     def manifest(self, name: CheckpointName) -> CheckpointManifest:
-        """Read a manifest. Raises ``DamagedError``, or ``CheckpointError`` if its format is of a later release."""
+        """Read a manifest. Raises ``DamagedError``, or ``CheckpointError`` if a later release has written it."""
         try:
             self._check_file(name, MANIFEST)
             with self._open(f"{name}/{MANIFEST}") as stream:
@@ -262,7 +262,7 @@ class CheckpointDirectory:
     ) -> None:
         """Fill the pieces of ``room`` with a file. Raises ``DamagedError`` unless the file agrees with its manifest entry.
 
-        The first piece is requested once the file is known to have the right length, each further one when the last is full.
+        The first piece is requested once the file is known to have the right length, each further piece when the last is full.
         """
         if entry is None:
             raise self._damaged(name, f"its manifest does not list {file}")
@@ -298,7 +298,7 @@ class CheckpointDirectory:
         return DamagedError(f"checkpoint {name} of {self.url} is damaged: {how}")
 
     def _check_file(self, name: CheckpointName, file: str, size: int | None = None) -> None:
-        """Raise ``_NotAFile`` unless this is a plain file (a pipe would never end) of the length that was written."""
+        """Raise ``_NotAFile`` unless this is a regular file (a pipe would never end) of the length that was written."""
         from pyarrow.fs import FileType
 
         with _missing(file):
@@ -333,7 +333,7 @@ class CheckpointDirectory:
         return FileEntry(length, digest.hexdigest())
 
     def _write_whole(self, path: str, content: bytes) -> None:
-        """Write a small file that is there only once all of it is: a writer that is killed meanwhile leaves none of this name."""
+        """Write a small file that appears only as a whole: a writer that is killed meanwhile leaves no file of this name."""
         if not self._location.local:
             self._write(path, [content])
             return
@@ -343,7 +343,7 @@ class CheckpointDirectory:
         os.replace(self._location.join(part), self._location.join(path))
 
     def _sync(self, path: str) -> None:
-        """Flush a file to a local disk, so that the manifest does not survive a power cut in which the file is lost."""
+        """Flush a file to a local disk, so that no manifest survives a power cut in which the file is lost."""
         if self._location.local:
             with open(self._location.join(path), "rb") as written:
                 os.fsync(written.fileno())
@@ -356,12 +356,12 @@ class CheckpointDirectory:
 
 
 class _NotAFile(Exception):
-    """A file that was written is missing, or something else has taken its place."""
+    """A written file is missing, or something else has replaced it."""
 
 
 @contextmanager
 def _missing(file: str) -> Iterator[None]:
-    """Tell a missing file, which is damage, from a failing store, which is tried again."""
+    """Distinguish a missing file, which is damage, from a failing store, which is tried again."""
     try:
         yield
     except OSError as error:
@@ -371,7 +371,7 @@ def _missing(file: str) -> Iterator[None]:
 
 
 def _path_of(entry: pyarrow.fs.FileInfo) -> str:
-    """Return the path of a listed entry; empty for a name that is not UTF-8, which we have not written."""
+    """Return the path of a listed entry; an empty string if it is not UTF-8, and so not ours."""
     try:
         return str(entry.path)
     except UnicodeDecodeError:

@@ -1,7 +1,7 @@
-"""Reads the first format of checkpoints, which named our classes by the modules in which they were at the time.
+"""Reads the first format of checkpoints, which named our classes by their modules at the time.
 
 ``skeleton.pt`` holds the tree, which ``torch.load(weights_only=True)`` reads without running code; ``tensors.bin`` holds the
-tensors, one after the other. The classes here stand in for those that the tree names, wherever those are now.
+tensors, one after the other. The classes here stand in for the classes that the tree names, wherever those are now.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _OpaqueObject = _stand_in("spark_elastic.checkpoint.content.OpaqueObject")
 
 
 def read_skeleton(data: bytes) -> tuple[object, list[tuple[torch.dtype, str, tuple[int, ...]]]]:
-    """Return the tree, and the (dtype, device, shape) of its tensors. Damage may raise any kind of error."""
+    """Return the tree, and (dtype, device, shape) of each of its tensors. Damage may raise any kind of error."""
     with zipfile.ZipFile(io.BytesIO(data)) as packed:
         if sum(entry.file_size for entry in packed.infolist()) > len(data):
             raise ValueError(f"{SKELETON} claims more than it holds")

@@ -1,4 +1,4 @@
-"""Names of checkpoints and claims, and what follows from them: which is the newest, and which may be removed. No I/O."""
+"""Names of checkpoints and claims. They show which checkpoint is the newest, and which may be removed. No I/O."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 MANIFEST = "manifest.json"
-# The file beside the manifest of a checkpoint that was the best so far, written once its metric was reported.
+# A file next to the manifest of a checkpoint that is one of the best so far, written once its metric was reported.
 SCORE = "score.json"
 # How many checkpoints are kept if the user does not say.
 KEPT = 2
@@ -20,7 +20,7 @@ _CLAIM = re.compile(r"attempt-(\d{6,})-([0-9a-f]+)")
 
 @dataclass(frozen=True, order=True, slots=True)
 class CheckpointName:
-    """Names a commit of any run of a job. A later attempt counts as newer, whatever an earlier one may still write."""
+    """Names a commit of any run of a job. A later attempt counts as newer, whatever an earlier attempt may still write."""
 
     attempt: int
     generation: int
@@ -32,7 +32,7 @@ class CheckpointName:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """States that a run has taken, or tries to take, the number of an attempt. ``token`` tells runs apart."""
+    """Says that a run has taken, or is trying to take, the number of an attempt. ``token`` tells runs apart."""
 
     attempt: int
     token: str
@@ -43,7 +43,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What a directory holds. A complete checkpoint has a manifest; whether it is undamaged shows only when it is read."""
+    """The content of a directory. A complete checkpoint has a manifest; damage shows only when it is read."""
 
     complete: frozenset[CheckpointName] = frozenset()
     partial: frozenset[CheckpointName] = frozenset()
@@ -57,13 +57,13 @@ class Listing:
 
     @property
     def highest_attempt(self) -> int:
-        """The highest attempt that has left a trace; 0 if none has."""
+        """The highest attempt of which there is a trace; 0 if there is none."""
         attempts = [name.attempt for name in self.complete | self.partial]
         return max([*attempts, *(claim.attempt for claim in self.claims)], default=0)
 
 
 def read_listing(paths: Iterable[str]) -> Listing:
-    """Interpret the paths of all files, relative to the directory. Other files than ours are ignored."""
+    """Interpret the paths of all files, relative to the directory. Files that are not ours are ignored."""
     begun, complete, scored, claims = set(), set(), set(), set()
     for path in paths:
         if match := _CHECKPOINT.fullmatch(path):
@@ -86,7 +86,7 @@ def choose_removals(
     keep: int = KEPT,
     best: Collection[CheckpointName] = (),
 ) -> list[CheckpointName]:
-    """Choose what may be removed once a checkpoint has been written: all but the last ``keep`` undamaged ones and the best ones.
+    """Choose which checkpoints to remove after one was written: all but the last ``keep`` undamaged ones and the ``best``.
 
     Newer checkpoints stay, because another run may be writing them.
     """

@@ -26,19 +26,19 @@ Module = TypeVar("Module", bound="torch.nn.Module")
 def load_checkpoint(
     url: str | os.PathLike[str], *, best: bool = False, storage_options: Mapping[str, object] | None = None
 ) -> dict[str, Any]:
-    """Return what the newest undamaged checkpoint of ``url`` holds, by the names that the State gave to its objects.
+    """Return the objects in the newest undamaged checkpoint of ``url``, by the names that the State gave them.
 
     Args:
-        url: the folder that ``run(checkpoint=)`` was given.
+        url: the folder that was passed to ``run(checkpoint=)``.
         best: load the best checkpoint instead, which a run with ``checkpoint_best=`` has kept. Raises ``CheckpointError`` if
             there is none.
         storage_options: options with which fsspec opens the folder, such as credentials and endpoints.
 
-    Objects with a state dict are returned as their state dict, tensors on the CPU. A model's weights have the names of the plain
-    module, even if it was wrapped or compiled: ``Net().load_state_dict(load_checkpoint(url)["model"])``. No code from the
+    Objects with a state dict are returned as their state dict, with tensors on the CPU. A model's weights have the names of the
+    plain module, even if it was wrapped or compiled: ``Net().load_state_dict(load_checkpoint(url)["model"])``. No code from the
     checkpoint is run: an object that would need code is returned as an ``OpaqueObject`` that names its type. Checkpoints of
-    earlier releases can be read, and damaged ones are skipped with a warning. Raises ``DamagedError`` if all are damaged,
-    ``CheckpointError`` if there is none or the newest was written by a later release, and ``TypeError`` if ``url`` is no path.
+    earlier releases can be read. Damaged ones are skipped with a warning. Raises ``DamagedError`` if all are damaged,
+    ``CheckpointError`` if there is none or a later release has written the newest, and ``TypeError`` if ``url`` is not a path.
     """
     if not isinstance(url, (str, os.PathLike)):
         raise TypeError(f"url must be the folder that run(checkpoint=) was given, not {url!r}")
@@ -67,15 +67,15 @@ def load_model(
     """Load the weights of the newest undamaged checkpoint of ``url`` into a plain module, and return the module.
 
     Args:
-        url: the folder that ``run(checkpoint=)`` was given.
+        url: the folder that was passed to ``run(checkpoint=)``.
         module: the plain module that takes the weights.
-        name: what the State calls the model.
+        name: the model's name in the State.
         best: load the best checkpoint instead, as ``load_checkpoint`` does.
         storage_options: options with which fsspec opens the folder, such as credentials and endpoints.
 
     Neither a job nor Spark is needed, and no code from the checkpoint is run. Raises the errors of ``load_checkpoint``, and
-    ``CheckpointError`` if the checkpoint has no model of this name, or it does not fit the module, which then may have got a
-    part of the weights.
+    ``CheckpointError`` if the checkpoint has no model of this name or the weights do not fit the module, which may then have
+    received some of them.
     """
     if not hasattr(module, "load_state_dict"):
         raise TypeError(f"module must be a torch.nn.Module, not {module!r}")
@@ -85,7 +85,7 @@ def load_model(
         found = f"only {', '.join(map(repr, models))}" if models else "none"
         raise CheckpointError(f"{os.fspath(url)} has no model named {name!r}, {found}")
     try:
-        getattr(module, "_orig_mod", module).load_state_dict(objects[name])  # of one that torch.compile has wrapped
+        getattr(module, "_orig_mod", module).load_state_dict(objects[name])  # the module inside torch.compile's wrapper
     except RuntimeError as error:
         raise CheckpointError(f"the model {name!r} of {os.fspath(url)} does not fit the module: {error}") from error
     return module
@@ -98,7 +98,7 @@ def load_newest(
 ) -> SavedState | None:
     """Load the newest undamaged checkpoint; None if none has ever been completed.
 
-    Raises ``DamagedError`` if all are damaged, so that a job begins anew only if its user decides so.
+    Raises ``DamagedError`` if all are damaged, so that a job starts over only if its user decides so.
     """
     return _load_first(directory, directory.list().newest_first, load, skipped)
 
@@ -121,7 +121,7 @@ def _load_first(
     load: Callable[[CheckpointName], SavedState],
     skipped: Callable[[CheckpointName], None] = lambda name: None,
 ) -> SavedState | None:
-    """Load the first of these that is undamaged; None if there are none. Raises ``DamagedError`` if all are damaged."""
+    """Load the first undamaged checkpoint of ``names``; None if it is empty. Raises ``DamagedError`` if all are damaged."""
     reason = ""
     for name in names:
         try:
@@ -138,7 +138,7 @@ def _load_first(
 
 
 def _state_dicts(value: Any) -> object:
-    """Replace the ``StateDict``s in a value by their contents, with the plain module's names for those of modules."""
+    """Replace the ``StateDict``s in a value by their contents; those of modules get the names of the plain module."""
     if type(value) is StateDict:
         return plain_names(_state_dicts(value.content))
     if type(value) in (list, tuple):
@@ -149,7 +149,7 @@ def _state_dicts(value: Any) -> object:
 
 
 def plain_names(weights: Any) -> object:
-    """Rename a module's weights as if it had neither been wrapped by ``DistributedDataParallel`` nor compiled."""
+    """Rename a module's weights as if it had been neither wrapped by ``DistributedDataParallel`` nor compiled."""
     if not hasattr(weights, "_metadata"):
         return weights
     wrappers = {path for path, facts in weights._metadata.items() if facts.get(WRAPPER_MARK)}

@@ -1,6 +1,6 @@
-"""Checkpoints that all ranks write: each its part of the tensors, rank 0 also the tree, and the manifest that makes them whole.
+"""Checkpoints that all ranks write: each its part of the tensors, rank 0 also the tree and the manifest that completes it.
 
-Nothing but facts of what has been written travels between ranks, as ``Written``.
+Only facts about what has been written travel between ranks, as ``Written``.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from spark_elastic.errors import CheckpointError
 
 
 def file_of(rank: int, size: int) -> str:
-    """The name of the file of tensors that a rank writes."""
+    """Return the name of the file of tensors that a rank writes."""
     return f"tensors-{rank + 1:05d}-of-{size:05d}.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one rank writes of a commit.
+    """One rank's part of a commit.
 
-    The skeleton is that of the whole state. ``tensors`` has copies of those that this rank writes, and in the places of all
-    others tensors without content, on the device "meta".
+    The skeleton is that of the whole state. ``tensors`` has copies of the tensors that this rank writes, and tensors without
+    content, on the device "meta", in place of all others.
     """
 
     rank: int
@@ -45,9 +45,9 @@ class Part:
 
 
 class Written(msgspec.Struct, frozen=True):
-    """What rank 0 learns of another rank's part: its file, the tensors in it, and the entries of each ``PartOfDict``, as JSON.
+    """What rank 0 is told about another rank's part: its file, the tensors in it, and the JSON entries of each ``PartOfDict``.
 
-    ``checkpoint`` is the name of that. ``entry`` is None where the part could not be written; ``error`` says why.
+    ``checkpoint`` names the checkpoint. ``entry`` is None if the part could not be written; ``error`` then says why.
     """
 
     file: str
@@ -60,19 +60,19 @@ class Written(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class EncodedPart:
-    """A part in the form in which it is written. Those of the tree's tensors that are ``awaited`` are written by other ranks."""
+    """A part in the form in which it is written. Other ranks write the tree's tensors that are ``awaited``."""
 
     objects: dict[str, Any]
     tensors: dict[str, torch.Tensor]
     awaited: frozenset[str]
     # The entries of each ``PartOfDict``, which are also in the tree.
     dicts: list[list[Any]]
-    # What goes into ``objects.pickle``.
+    # The content of ``objects.pickle``.
     opaque: list[object]
 
 
 def encode_part(part: Part) -> EncodedPart:
-    """Encode a part. Rank 0 alone writes what lies in the tree itself, and what only code could bring back."""
+    """Encode a part. Only rank 0 writes values in the tree itself, and objects that only code could bring back."""
     objects = part.skeleton["objects"] if part.rank == 0 else map_tree(_only_tensors, part.skeleton["objects"])
     encoder = TreeEncoder(part.tensors.views, [spec.device for spec in part.tensors.specs])
     tree = {name: encoder.encode(value, name) for name, value in objects.items()}
@@ -84,10 +84,10 @@ def encode_part(part: Part) -> EncodedPart:
 
 
 def join(mine: EncodedPart, others: Sequence[Written], checkpoint: str) -> None:
-    """Put what the other ranks have written into the tree of rank 0.
+    """Enter what the other ranks have written into the tree of rank 0.
 
-    Raises ``CheckpointError`` if a part could not be written or is of another checkpoint, or the parts do not have each tensor
-    exactly once.
+    Raises ``CheckpointError`` if a part could not be written, belongs to another checkpoint, or if the parts do not have each
+    tensor exactly once.
     """
     for other in others:
         if other.entry is None:

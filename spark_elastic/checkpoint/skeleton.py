@@ -1,6 +1,6 @@
 """Skeletons: what is left of a state once its tensors are taken out, in a commit as well as in a file.
 
-The Protocols at the end say what a checkpoint has to know of the commit from which it is written.
+The Protocols at the end say what a checkpoint has to know about the commit from which it is written.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import torch
 # Immutable, and readable without running code.
 PLAIN = frozenset((int, float, str, bytes, bool, complex, type(None), torch.dtype, torch.device, torch.Size))
 
-# Marks, in a state dict's ``_metadata``, a module that is our wrapper: the weights of the plain module lack its ``module.``.
+# Marks our wrapper module in a state dict's ``_metadata``: the plain module's weights have names without its ``module.``.
 WRAPPER_MARK = "wrapper"
-# The name by which torch.compile's wrapper knows the module.
+# The name of the module in torch.compile's wrapper.
 COMPILED = "_orig_mod"
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """The facts of a tensor from which room for it is made."""
+    """What has to be known about a tensor to allocate room for it."""
 
     dtype: torch.dtype
     device: str
@@ -34,21 +34,21 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class StateDict:
-    """Marks what came out of an object's ``state_dict`` and goes back through its ``load_state_dict``."""
+    """Marks content that an object's ``state_dict`` returned and its ``load_state_dict`` takes back."""
 
-    content: Any  # of the object's own making, as a rule a dict
+    content: Any  # whatever the object returned, usually a dict
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """Stands in a skeleton for the tensor of this number."""
+    """Stands in a skeleton for the tensor with this number."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class PartOfDict:
-    """Stands in a skeleton for a dict of which each rank has some entries, such as the state of a divided optimizer."""
+    """Stands in a skeleton for a dict of which each rank has some entries, such as a divided optimizer's state."""
 
     entries: Mapping[int, Any]
 
@@ -62,7 +62,7 @@ def map_tree(function: Callable[[object], object], tree: Any) -> Any:
     if kind is StateDict:
         return StateDict(map_tree(function, tree.content))
     if kind in (dict, OrderedDict) and (PLAIN.issuperset(map(type, tree)) or all(map(is_plain, tree))):
-        # What is plain is no tree. States have many such values, of which each would take a further call in every commit.
+        # Plain values are not trees. States have many of them, and each would cost another call in every commit.
         copied = kind(
             [
                 (key, function(entry) if type(entry) in PLAIN else map_tree(function, entry))
@@ -78,14 +78,14 @@ def map_tree(function: Callable[[object], object], tree: Any) -> Any:
 
 
 def is_plain(key: object) -> bool:
-    """Whether a key is read back as it was written."""
+    """Whether a key can be read back exactly as it was written."""
     return type(key) in PLAIN or (type(key) is tuple and all(map(is_plain, key)))
 
 
 def pickled(content: object, skeleton: Any, purpose: str) -> bytes:
-    """Pickle ``content``, which is made of a skeleton. Raises ``TypeError``, which names the object that cannot be pickled.
+    """Pickle ``content``, which is made from a skeleton. Raises ``TypeError`` naming an object that cannot be pickled.
 
-    purpose: what cannot be done with that object then, as in "sent to a new worker".
+    purpose: what can then not be done with that object, such as "sent to a new worker".
     """
     try:
         return bytes(cloudpickle.dumps(content))
@@ -103,7 +103,7 @@ def pickled(content: object, skeleton: Any, purpose: str) -> bytes:
 
 
 class KeptTensors(Protocol):
-    """The tensors of a commit, with the specs from which room for them is made."""
+    """The tensors of a commit, with the specs for allocating room for them."""
 
     @property
     def views(self) -> Sequence[torch.Tensor]:
@@ -112,16 +112,16 @@ class KeptTensors(Protocol):
 
     @property
     def specs(self) -> Sequence[TensorSpec]:
-        """The spec of each of them."""
+        """The spec of each tensor."""
         ...
 
 
 class Kept(Protocol):
-    """A commit, as far as a checkpoint is written from it."""
+    """A commit, as a checkpoint sees it."""
 
     @property
     def skeleton(self) -> Any:
-        """The tree of the state, with a ``Leaf`` in the place of each tensor."""
+        """The tree of the state, with a ``Leaf`` in place of each tensor."""
         ...
 
     @property
@@ -135,11 +135,11 @@ class Lender(Protocol):
 
     @property
     def current(self) -> Kept:
-        """The last commit as far as it is kept; its skeleton holds the step."""
+        """The last commit, as far as it is kept. Its skeleton holds the step."""
         ...
 
     def lend(self) -> Kept:
-        """Lend the last commit for reading. It does not change until ``take_back``, which any thread may call."""
+        """Lend the last commit for reading. The commit does not change until ``take_back``, which any thread may call."""
         ...
 
     def take_back(self) -> None:

@@ -1,4 +1,4 @@
-"""Parses JSON strictly: what we write passes, and the deviations that Python's parser tolerates do not."""
+"""Parses JSON strictly: accepts what we write, and rejects the deviations that Python's parser tolerates."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Files of tensors in the layout of safetensors, which many libraries read: a JSON header, then the bytes of each tensor.
 
-They are written and read in pieces, so that a state needs no second copy in memory. A tensor of a dtype that safetensors does not
-have is stored as bytes (``U8``); ``__metadata__`` then gives its dtype and shape under ``dtypes``.
+The files are written and read in pieces, so that no second copy of a state is needed in memory. A tensor of a dtype that
+safetensors does not have is stored as bytes (``U8``); ``__metadata__`` then gives its dtype and shape under ``dtypes``.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _MOST_HEADER_BYTES = 100_000_000
 
 
 def file_pieces(tensors: Mapping[str, torch.Tensor]) -> Iterator[Buffer]:
-    """Yield the bytes of a file of contiguous tensors. Those on a GPU are copied on a stream of their own, beside its work."""
+    """Yield the bytes of a file of contiguous tensors. Tensors on a GPU are copied on a separate stream, beside its work."""
     # The widest dtypes come first, so that every tensor is aligned to the size of its elements.
     ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())
     yield _header(ordered)

@@ -40,9 +40,9 @@ class OpaqueObject:
 
 
 class TreeEncoder:
-    """Encodes a tree whose tensors are ``Leaf``s. ``tensors`` and ``objects`` collect what goes into files of its own.
+    """Encodes a tree whose tensors are ``Leaf``s. ``tensors`` and ``objects`` collect what goes into separate files.
 
-    ``dicts`` has the encoded entries of each ``PartOfDict``, which may be added to.
+    ``dicts`` has the encoded entries of each ``PartOfDict``, to which more may be added.
     """
 
     def __init__(self, views: Sequence[torch.Tensor], devices: Sequence[str]) -> None:
@@ -151,7 +151,7 @@ class TreeDecoder:
     """Decodes what ``TreeEncoder`` has encoded. Any other tree may raise any kind of error.
 
     device: where to move tensors that were not on the CPU; None leaves them on the CPU. objects: the objects from
-    ``objects.pickle``; None puts an ``OpaqueObject`` in the place of each.
+    ``objects.pickle``; None puts an ``OpaqueObject`` in place of each.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class TreeDecoder:
         self._device = device
 
     def decode(self, node: object) -> Any:
-        """Return the value that a node of the JSON tree stands for."""
+        """Return the value that a node of the JSON tree represents."""
         if type(node) is list:
             return [self.decode(entry) for entry in node]
         if type(node) is not dict:

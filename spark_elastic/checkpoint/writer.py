@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("spark_elastic")
 
-# The end of a job waits for its last checkpoint, unless no piece of it has been written for this long.
+# A job waits at its end for its last checkpoint, unless no piece of it has been written for this long.
 STALL_SECONDS = 120.0
 # While a rank writes its part of a checkpoint, it tells rank 0 of progress no more often than this.
 TELL_SECONDS = 10.0
@@ -42,21 +42,21 @@ class PartMeeting(Protocol):
     """How ranks tell rank 0 that they have written their parts."""
 
     def is_wanted(self) -> bool:
-        """Whether rank 0 wants the parts. May block. Raises ``WorkerLostError`` where the generation is over."""
+        """Whether rank 0 wants the parts. May block. Raises ``WorkerLostError`` if the generation is over."""
         ...
 
     def tell(self) -> None:
-        """Tell rank 0, from another rank, that there is progress. Raises ``WorkerLostError`` where the generation is over."""
+        """Tell rank 0, from another rank, that there is progress. Raises ``WorkerLostError`` if the generation is over."""
         ...
 
     def bring(self, content: bytes) -> None:
-        """Tell rank 0, from another rank, what has been written; nothing follows. Raises ``WorkerLostError`` likewise."""
+        """Tell rank 0, from another rank, what has been written; nothing follows. Raises ``WorkerLostError``, too."""
         ...
 
     def collect(self, progress: Callable[[], None]) -> list[bytes]:
-        """Wait on rank 0 for what all other ranks bring, in rank order; ``progress`` is called whenever one tells of some.
+        """On rank 0, wait for what all other ranks bring, and return it in rank order. Calls ``progress`` whenever a rank tells.
 
-        Raises ``WorkerLostError`` where a rank is lost.
+        Raises ``WorkerLostError`` if a rank is lost.
         """
         ...
 
@@ -65,7 +65,7 @@ class CheckpointWriter:
     """Writes snapshots on a thread of its own, one at a time; the user's thread only hands them over.
 
     A failed write causes a warning and an event. A later commit tries again, after a pause that grows with each failure, up to
-    the interval. ``report`` takes records for the event log, ``beat`` is called whenever a long wait or read makes progress.
+    the interval. ``report`` takes reports for the event log, ``beat`` is called whenever a long wait or read makes progress.
     """
 
     def __init__(
@@ -76,14 +76,14 @@ class CheckpointWriter:
         self._storage_options = plan.storage_options
         self._interval = plan.interval
         self._keep = plan.keep
-        # The metric by which the best checkpoints are kept, and the scores of those; None before the directory has been read.
+        # The metric by which the best checkpoints are kept, and their scores; None before the directory has been read.
         self.metric = None if plan.best is None else Metric(*plan.best)
         self._best: dict[CheckpointName, Score] | None = None
         self._report = report
         self._beat = beat
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="spark_elastic-checkpoint")
         self._writing: Future[None] | None = None
-        # A new writer writes at once, because the age of its predecessor's last checkpoint is not known.
+        # A new writer writes at once, because it does not know the age of its predecessor's last checkpoint.
         self._due_at = 0.0
         self._asked = False
         self._failures = 0
@@ -128,11 +128,11 @@ class CheckpointWriter:
         self._asked = True
 
     def is_due(self) -> bool:
-        """Whether to write this commit: no other is being written, and the interval is over or a write was requested."""
+        """Whether to write this commit: no other is being written, and the interval has passed or a write was requested."""
         return not self._is_writing and not self._superseded and (self._asked or time.monotonic() >= self._due_at)
 
     def begin(self, commit: CommitId, snapshots: Lender) -> None:
-        """Begin to write the current snapshot, which is that of ``commit``. Blocks at most as long as a copy of it takes."""
+        """Begin to write the current snapshot, that of ``commit``. Blocks at most as long as a copy of it takes."""
         name = self._begin(commit)
         snapshot = snapshots.lend()
 
@@ -148,8 +148,8 @@ class CheckpointWriter:
     def begin_part(self, commit: CommitId, part: Part, meeting: PartMeeting) -> None:
         """Begin to write this rank's part of ``commit``, which all ranks write together.
 
-        A rank other than 0 that has not ended an older write leaves this one out, and so nobody completes it. It blocks for as
-        long as it takes to say so.
+        A rank other than 0 whose older write has not ended leaves this one out, so this checkpoint is never completed. It
+        blocks only while it reports that.
         """
         if part.rank == 0:
             name = self._begin(commit)
@@ -163,15 +163,15 @@ class CheckpointWriter:
             self._writing = self._pool.submit(self._write_part, name, part, meeting)
 
     def leave_out(self, file: str, error: Exception, meeting: PartMeeting) -> None:
-        """Tell rank 0, from another rank, that this one has nothing to write, because of ``error``."""
+        """Tell rank 0, from another rank, that this rank writes nothing, because of ``error``."""
         _bring(meeting, Written(file, error=_sendable(error)))
 
     def last_part(self, rank: int, steps: int) -> None:
-        """Note that all ranks write the last commit of the job together, the one after ``steps``."""
+        """Note that all ranks write the job's last commit, the one after ``steps``, together."""
         self._last_part = rank, steps
 
     def complete(self) -> None:
-        """Wait, now that all ranks have left the elastic function, for the last part; warn on rank 0 of what is unwritten."""
+        """Wait for the last part, after all ranks have left the elastic function. On rank 0, warn of what is unwritten."""
         if self._last_part is None:
             return
         self.wait(lambda: False)
@@ -184,14 +184,14 @@ class CheckpointWriter:
         return not self._is_writing and self._durable_steps != steps and not self._superseded
 
     def has_score(self, commit: CommitId) -> bool:
-        """Whether ``commit`` is known as one of the best, or is being made one."""
+        """Whether ``commit`` is known as one of the best, or is about to be."""
         try:
             return CheckpointName(self.attempt, commit.generation, commit.index) in self._best_scores()
-        except Exception:  # ``score`` tells of it
+        except Exception:  # ``score`` reports it
             return False
 
     def score(self, commit: CommitId, value: float, snapshots: Lender, is_over: Callable[[], bool]) -> None:
-        """Have the current snapshot, which is that of ``commit``, written and kept if ``value`` is one of the best so far.
+        """Have the current snapshot, that of ``commit``, written and kept if ``value`` is one of the best so far.
 
         Blocks while an older commit is being written, as ``finish`` does.
         """
@@ -225,7 +225,7 @@ class CheckpointWriter:
     def finish(self, commit: CommitId, snapshots: Lender, is_over: Callable[[], bool]) -> None:
         """Wait until the current snapshot is written, or ``is_over()``. Gives up with a warning after ``STALL_SECONDS``."""
         steps = snapshots.current.skeleton["steps"]
-        self._last_part = None  # of a generation that was lost
+        self._last_part = None  # it belonged to a generation that was lost
         self.wait(is_over)
         if self.lacks(steps) and not is_over():
             self.begin(commit, snapshots)
@@ -233,7 +233,7 @@ class CheckpointWriter:
         self.end(steps, is_over)
 
     def end(self, steps: int, is_over: Callable[[], bool]) -> None:
-        """Warn of what the job leaves unwritten, ``steps`` being those of its last commit."""
+        """Warn of what the job leaves unwritten. ``steps`` are those of its last commit."""
         if self._durable_steps != steps and not self._superseded and not is_over():
             then = (
                 "resumes from the newest that was written"
@@ -252,7 +252,7 @@ class CheckpointWriter:
 
     @cached_property
     def _directory(self) -> CheckpointDirectory:
-        """The directory, opened at its first use, so that an error is raised from the training function."""
+        """The directory. It is opened at its first use, so that an error is raised from the training function."""
         options = pickle.loads(self._storage_options) if self._storage_options else None
         return CheckpointDirectory(self._url, options)
 
@@ -261,7 +261,7 @@ class CheckpointWriter:
         return self._writing is not None and not self._writing.done()
 
     def wait(self, is_over: Callable[[], bool]) -> None:
-        """Wait until nothing is being written, or ``is_over()``, or for ``STALL_SECONDS`` in which nothing has been."""
+        """Wait until no write is in progress, or ``is_over()``, or no piece has been written for ``STALL_SECONDS``."""
         seen, since = self._pieces, time.monotonic()
         while self._is_writing and not is_over() and time.monotonic() - since < STALL_SECONDS:
             assert self._writing is not None
@@ -277,7 +277,7 @@ class CheckpointWriter:
         return self._begun
 
     def _write(self, name: CheckpointName, steps: int, write: Callable[[], int]) -> None:
-        """Have a checkpoint written by ``write``, which returns its bytes, and tell of it."""
+        """Have a checkpoint written by ``write``, which returns its size in bytes, and report it."""
         started = time.monotonic()
         try:
             written = write()
@@ -311,7 +311,7 @@ class CheckpointWriter:
         self._prune()
 
     def _write_part(self, name: CheckpointName, part: Part, meeting: PartMeeting) -> None:
-        """Write the part of a rank other than 0, and tell rank 0 of it."""
+        """Write the part of a rank other than 0, and tell rank 0."""
         told_at = time.monotonic()
 
         def progress() -> None:
@@ -336,7 +336,7 @@ class CheckpointWriter:
         _bring(meeting, written)
 
     def _write_and_join(self, name: CheckpointName, part: Part, meeting: PartMeeting) -> int:
-        """Write the part of rank 0, and complete the checkpoint once all others have written theirs."""
+        """Write the part of rank 0, and complete the checkpoint once all other ranks have written theirs."""
         with self._directory.removing(name):
             try:
                 self._directory.check_claim(self.attempt)
@@ -353,7 +353,7 @@ class CheckpointWriter:
             return self._directory.complete(name, entries, VERSION_OF_PARTS)
 
     def _best_scores(self) -> dict[CheckpointName, Score]:
-        """Return the ``keep`` best checkpoints so far with their scores, the best first, those of earlier runs included."""
+        """Return the ``keep`` best checkpoints so far, including earlier runs', with their scores, best first."""
         if self._best is None:
             self._best = self._best_of(self._directory.scores(self._directory.list().scored - self._damaged))
         return self._best
@@ -363,7 +363,7 @@ class CheckpointWriter:
         return {name: scores[name] for name in best_first(scores, self.metric)[: self._keep]}
 
     def _is_one_of(self, best: Mapping[CheckpointName, Score], name: CheckpointName, value: float) -> bool:
-        """Whether a checkpoint with this value is one of the best, or better than what was reported of it before."""
+        """Whether a checkpoint with this value is one of the best, or better than its own previously reported value."""
         assert self.metric is not None
         rival = best.get(name) or (list(best.values())[-1] if len(best) == self._keep else None)
         return self.metric.is_better(value, None if rival is None else rival.value)
@@ -377,7 +377,7 @@ class CheckpointWriter:
                 raise CheckpointError("it could not be written")
             self._directory.write_score(name, score)
         except Exception as error:
-            self._best = None  # read again what the best ones are
+            self._best = None  # have the best ones read again
             self._cannot_keep(name, score.value, str(error))
             return
         self._prune()
@@ -405,11 +405,11 @@ class CheckpointWriter:
 
 
 def _bring(meeting: PartMeeting, written: Written) -> None:
-    """Tell rank 0 what was written, or else, which waits for it, why it cannot be told."""
+    """Tell rank 0, which waits for it, what was written, or why that cannot be told."""
     try:
         try:
             meeting.bring(msgspec.json.encode(written))
-        except (ValueError, TypeError) as error:  # more than the store takes, or no text
+        except (ValueError, TypeError) as error:  # more than the store accepts, or not text
             meeting.bring(msgspec.json.encode(Written(written.file, error=_sendable(error))))
     except WorkerLostError as error:
         logger.debug("%s is given up: %s", written.file, error)

@@ -17,7 +17,7 @@ COMMANDS = (run, timeline, summary, inspect, diff, doctor, leave)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command. Return its exit status: 0 for success, 1 if it found faults, 2 if it could not do its work."""
+    """Run a command. Return its exit status: 0 for success, 1 if it found faults, 2 if it could not run."""
     parser = argparse.ArgumentParser(prog="spark-elastic", description=__doc__)
     parser.add_argument("--version", action="version", version=f"spark-elastic {__version__}")
     commands = parser.add_subparsers(required=True, metavar="command")
@@ -36,16 +36,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return status
     except (SparkElasticError, ValueError, OSError, ImportError) as error:
         if isinstance(error, BrokenPipeError) and _nobody_reads():
-            # Python writes what is left at its end.
+            # At its end, Python would write what is left in the buffer.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
         print(f"spark-elastic: {error}", file=sys.stderr)
         return 2
     except Exception as error:
         kind = type(error)
-        if kind.__module__ == "builtins":  # a mistake of ours
+        if kind.__module__ == "builtins":  # a bug in this package
             raise
-        # What the libraries of object stores raise, and Spark: each an error of its own.
+        # Object store libraries and Spark raise exceptions of their own.
         print(f"spark-elastic: {kind.__module__}.{kind.__qualname__}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _nobody_reads() -> bool:
-    """Whether what reads the output, such as ``head``, has seen enough and ended."""
+    """Whether the reader of the output, such as ``head``, has seen enough and ended."""
     poll = select.poll()
     poll.register(sys.stdout, 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))

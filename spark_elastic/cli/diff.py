@@ -19,7 +19,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
 def diff(options: argparse.Namespace) -> int:
     """Print the first difference. Return 1 if there is one."""
-    # These import torch, for which no other command waits.
+    # These import torch, for which other commands need not wait.
     from spark_elastic.checkpoint.digest import digest, first_difference
     from spark_elastic.checkpoint.newest import load_checkpoint
 

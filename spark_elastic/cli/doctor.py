@@ -30,16 +30,16 @@ from spark_elastic.launchers.defaults import cores
 from spark_elastic.launchers.gpus import find_gpus
 from spark_elastic.launchers.java import Version, dotted, installed, judge_java, output_of
 
-# The packages that no worker can do without.
+# The packages that every worker needs.
 _NEEDED = ("cloudpickle", "cryptography", "msgspec", "numpy", "psutil", "torch")
 
-# Gloo opens this many descriptors for each other worker, and the rest of a worker has this many open at most. A limit that is too
+# Gloo opens this many descriptors for each other worker, and the rest of a worker at most this many in all. A limit that is too
 # low for a job of FEW_WORKERS is worth a warning.
 DESCRIPTORS_A_PEER = 4
 OTHER_DESCRIPTORS = 500
 FEW_WORKERS = 500
 
-# How long each slot computes while its speed is measured. A CPU quota holds for periods of a tenth of a second.
+# How long each slot computes while its speed is measured. A CPU quota applies to periods of a tenth of a second.
 PROBE_SECONDS = 0.5
 # A host that is slower than this fraction of the others' median is named.
 SLOW_HOST = 0.5
@@ -144,7 +144,7 @@ def hard_descriptor_limit(_: int = 0) -> int:
 
 
 def check_descriptors(where: str, limit: int) -> Diagnosis:
-    """Check the limit of open files. A worker opens some for each other worker, besides those of Python, torch and user code."""
+    """Check the limit of open files. A worker opens some for each other worker, and Python, torch and user code open more."""
     workers = max(limit - OTHER_DESCRIPTORS, 0) // DESCRIPTORS_A_PEER
     if limit == sys.maxsize:
         return fine("open files", f"{where}: no limit")
@@ -168,7 +168,7 @@ def check_torch() -> Diagnosis:
 
 
 def check_java(spark: Version | None) -> Diagnosis:
-    """Check whether the Java that pyspark starts is one that the installed Spark supports."""
+    """Check whether the installed Spark supports the Java that pyspark starts."""
     what, fix = judge_java(spark)
     return fault("Java", what, fix) if fix else fine("Java", what)
 
@@ -236,7 +236,7 @@ def check_python(conf: Mapping[str, str], master: str) -> Diagnosis:
 
 
 def check_network(conf: Mapping[str, str], master: str, port: int) -> list[Diagnosis]:
-    """Check whether the driver can listen, and whether executors on other machines could find it."""
+    """Check whether the driver can listen, and whether executors on other machines could reach it."""
     found = []
     address = conf.get("spark.driver.bindAddress", "")
     where = f"{address or 'any address'}, port {port or 'any'}"
@@ -280,7 +280,7 @@ def check_gpus(conf: Mapping[str, str], present: bool) -> list[Diagnosis]:
 
 
 def check_settings(conf: Mapping[str, str], master: str) -> list[Diagnosis]:
-    """Look for settings of Spark's that keep lost workers from being replaced, or that end workers."""
+    """Look for Spark settings that keep lost workers from being replaced, or that end workers."""
     excluding = [
         f"{name}{which}.enabled"
         for name in ("spark.excludeOnFailure", "spark.blacklist")
@@ -366,7 +366,7 @@ def compare(executors: Iterable[Mapping[str, str]], driver: Mapping[str, str]) -
 
 
 def measure_speed(_: int = 0, seconds: float = PROBE_SECONDS) -> tuple[str, float]:
-    """Return the name of this host, and how many small matrix products a second one process computes here."""
+    """Return this host's name, and how many small matrix products per second one process computes here."""
     import numpy as np
 
     matrix = np.ones((128, 128), np.float32)
@@ -379,7 +379,7 @@ def measure_speed(_: int = 0, seconds: float = PROBE_SECONDS) -> tuple[str, floa
 
 
 def compare_speeds(measured: Iterable[tuple[str, float]]) -> list[Diagnosis]:
-    """Name the hosts that compute much more slowly than the others. ``measured`` has the host and the speed of each slot."""
+    """Name the hosts that compute much more slowly than the others. ``measured`` holds the host and speed of each slot."""
     slots = defaultdict(list)
     for host, speed in measured:
         slots[host].append(speed)

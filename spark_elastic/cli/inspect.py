@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from spark_elastic.errors import CheckpointError
 
-# What reads datasets and checkpoints imports pyarrow and torch, for which no other command waits.
+# The readers of datasets and checkpoints import pyarrow and torch, for which other commands need not wait.
 if TYPE_CHECKING:
     from spark_elastic.checkpoint.best import Score
     from spark_elastic.checkpoint.naming import CheckpointName
     from spark_elastic.data.manifest import Manifest
 
-# Row groups above the one size, and many below the other, are worth a warning. Both sizes are uncompressed but still encoded: a
-# decoded row group may be larger, and a rank holds several of them.
+# A row group above the first size, or many below the second, are worth a warning. Both sizes are uncompressed but still
+# encoded: a decoded row group may be larger, and a rank holds several of them.
 HUGE_BYTES = 512 * 2**20
 TINY_BYTES = 2**20
 # Longer values of a State are left out.
@@ -74,11 +74,11 @@ def _holds_checkpoints(url: str) -> bool:
     try:
         return bool(CheckpointDirectory(url).list().newest_first)
     except (OSError, CheckpointError):
-        return False  # what is neither a checkpoint nor a dataset is refused by ``read_manifest``
+        return False  # ``read_manifest`` refuses what is neither a checkpoint nor a dataset
 
 
 def inspect_checkpoint(options: argparse.Namespace) -> int:
-    """Print the checkpoints of a directory with their scores, and of the newest the objects and the hash of their bits."""
+    """Print the checkpoints of a directory with their scores, and the newest one's objects and the hash of their bits."""
     from spark_elastic.checkpoint.content import decode
     from spark_elastic.checkpoint.digest import digest
     from spark_elastic.checkpoint.directory import CheckpointDirectory
@@ -116,7 +116,7 @@ def _described(name: CheckpointName, score: Score | None) -> dict[str, Any]:
 
 
 def _sizes(value: object) -> dict[str, int]:
-    """Count the tensors in an object of a state, and their bytes."""
+    """Return the number of tensors in an object of a state, and their bytes."""
     import torch
 
     from spark_elastic.checkpoint.digest import entries
@@ -126,7 +126,7 @@ def _sizes(value: object) -> dict[str, int]:
 
 
 def _shown(value: object) -> str:
-    """Describe an object of a state: its tensors, or the value itself where it is a number or a short text."""
+    """Describe an object of a state: its tensors, or the value itself if it is a number or a short text."""
     sizes = _sizes(value)
     if sizes["tensors"]:
         return f": {counted(sizes['tensors'], 'tensor')}, {size(sizes['bytes'])}"
@@ -136,7 +136,7 @@ def _shown(value: object) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Write a number of things."""
+    """Return a number with its noun, in the plural where needed."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
@@ -157,7 +157,7 @@ def figures(manifest: Manifest) -> dict[str, Any]:
 
 
 def warnings(manifest: Manifest, workers: int) -> list[str]:
-    """Say what will slow this many workers down, and what to do about it."""
+    """Say what will slow down this many workers, and what to do about it."""
     found = []
     rows = manifest.rows
     total = int(rows.sum())

@@ -86,7 +86,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "run",
         help="run a script on Spark executors, or on this machine",
         description=__doc__,
-        allow_abbrev=False,  # a script's --epochs or --check must not pass for the beginning of an option of this command
+        allow_abbrev=False,  # a script's --epochs or --check must not be taken as an abbreviated option of this command
     )
     parser.add_argument("target", help="a script, or module:function")
     parser.add_argument(
@@ -142,7 +142,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the target as a job, whose errors are raised."""
+    """Run the target as a job. Raises the job's errors."""
     import spark_elastic
     from spark_elastic.worker.scripts import MAX_RESTARTS, RestartOnChange
 
@@ -184,7 +184,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def torchrun_sizes(nproc_per_node: str | None, nnodes: str | None) -> dict[str, int]:
-    """Turn torchrun's options into sizes of the job; return none if no option is given. Raises ``ValueError``."""
+    """Turn torchrun's options into sizes of the job; an empty dict if none is given. Raises ``ValueError``."""
     if nproc_per_node is None and nnodes is None:
         return {}
     each, (low, _, high) = nproc_per_node or "1", (nnodes or "1").partition(":")
@@ -216,7 +216,7 @@ def make_session(master: str | None, conf: dict[str, str]) -> Any:
 
 
 def pairs(given: list[str], option: str) -> dict[str, str]:
-    """Make a dict of arguments of the form ``NAME=VALUE``. Raises ``ValueError``."""
+    """Return a dict of arguments of the form ``NAME=VALUE``. Raises ``ValueError`` for any other form."""
     for each in given:
         if "=" not in each:
             raise ValueError(f"{option} must be NAME=VALUE, not {each!r}")

@@ -1,4 +1,4 @@
-"""What spark-elastic run calls in the workers: a script, whose text travels, a module, or a function in a module."""
+"""What spark-elastic run calls in the workers: a script, whose text is sent along, a module, or a function in a module."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import cloudpickle
 
 @dataclass(frozen=True)
 class Script:
-    """A Python file, run as by ``python path arguments``. Modules beside it have to be on the executors, too."""
+    """A Python file, run as by ``python path arguments``. Modules next to it have to be on the executors, too."""
 
     path: str
     source: bytes
@@ -28,7 +28,7 @@ class Script:
     folder: str
 
     def code(self) -> types.CodeType:
-        """Compile the file. Raises ``ValueError`` for what is no Python."""
+        """Compile the file. Raises ``ValueError`` if it is not valid Python."""
         try:
             return compile(self.source, self.path, "exec", dont_inherit=True)
         except SyntaxError as error:
@@ -63,7 +63,7 @@ class Module:
 
 @dataclass(frozen=True)
 class Function:
-    """A function without arguments, which finds what follows ``--`` in ``sys.argv``."""
+    """A function without arguments. It finds the arguments after ``--`` in ``sys.argv``."""
 
     function: Callable[[], object]
     name: str
@@ -92,7 +92,7 @@ def _as_main() -> Iterator[None]:
 
 
 def enter_folder(folder: str) -> None:
-    """Enter the folder in which the command was given, if this machine has it, because relative paths refer to it."""
+    """Change to the folder in which the command was given, if this machine has it: relative paths refer to it."""
     try:
         os.chdir(folder)
     except OSError as error:
@@ -106,7 +106,7 @@ def enter_folder(folder: str) -> None:
 
 
 def find_target(target: str, arguments: Sequence[str], *, is_module: bool = False) -> Script | Module | Function:
-    """Find a script, ``module:function``, or with ``is_module`` a module. Raises ``ValueError`` for none, and for no Python."""
+    """Find a script, ``module:function``, or with ``is_module`` a module. Raises ``ValueError`` if missing or not Python."""
     path, folder = Path(target), os.getcwd()
     if is_module:
         return _find_module(target, tuple(arguments), folder)
@@ -114,7 +114,7 @@ def find_target(target: str, arguments: Sequence[str], *, is_module: bool = Fals
         if not path.is_file():
             raise ValueError(f"script {target!r} does not exist")
         script = Script(str(path.resolve()), path.read_bytes(), tuple(arguments), folder)
-        script.code()  # so that an error of syntax is told before anything is started
+        script.code()  # so that a syntax error is reported before anything is started
         return script
     name, colon, attribute = target.partition(":")
     if not colon:

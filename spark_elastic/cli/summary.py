@@ -19,7 +19,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
 
 def show(options: argparse.Namespace) -> int:
-    """Print the figures of a log."""
+    """Print the figures of a run."""
     history, unread = history_of(options)
     print(json.dumps(summarize(history)) if options.json else summary_text(history, unread))
     return 0

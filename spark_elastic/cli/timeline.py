@@ -40,7 +40,7 @@ def add_log(parser: argparse.ArgumentParser) -> None:
 
 
 def history_of(options: argparse.Namespace) -> tuple[History, Unread]:
-    """Read the run that the arguments of ``add_log`` select, and what of the log could not be read."""
+    """Return the run that the arguments of ``add_log`` select, and which lines of the log could not be read."""
     entries, unread = read_run(options.log, options.run)
     return read_history(entries), unread
 

@@ -1,6 +1,6 @@
-"""Notices from inside a task that Spark is decommissioning its executor, of which Spark does not inform tasks.
+"""Notices from inside a task that Spark is decommissioning its executor. Spark does not inform tasks of this.
 
-However a decommission begins (by a signal to the executor, by Spark's driver, or by the cluster's manager through one of them),
+However a decommission begins (by a signal to the executor, by Spark's driver, or by the cluster manager through one of them),
 the executor starts a thread that waits for its tasks and blocks, and ends only after them. Linux shows that thread.
 """
 
@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import os
 
-# The thread is called "wait-for-blocks-to-migrate", of which Linux keeps 15 characters.
+# The thread's name is "wait-for-blocks-to-migrate", of which Linux keeps 15 characters.
 WAITING_THREAD = b"wait-for-blocks\n"
-# A new thread in another process causes no event, so threads are listed at this interval. Listing takes 5 microseconds for each
-# thread, altogether less than a hundredth of a core.
+# A new thread in another process causes no event, so threads are listed at this interval. Listing takes 5 microseconds per
+# thread, in all less than a hundredth of a core.
 LOOK_SECONDS = 0.5
 
 
@@ -35,7 +35,7 @@ def _name_of(path: str) -> bytes:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
-        return b""  # the thread has ended since the threads were listed
+        return b""  # the thread has ended since it was listed
     try:
         return os.read(descriptor, 64)
     except OSError:

@@ -20,9 +20,9 @@ _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 def gather_facts(
     address: str, gpus: tuple[str, ...], cpus: int, attempt: int, *, executor_pid: int | None = None
 ) -> HostFacts:
-    """Describe this host. ``address`` is the local end of the connection to the driver, because name look-ups often lie.
+    """Describe this host. ``address`` is the local end of the connection to the driver, because name lookups often lie.
 
-    executor_pid: the process with which tasks are lost together; None looks for it among the ancestors of this process.
+    executor_pid: the process whose end takes its tasks with it; None looks for it among the ancestors of this process.
     """
     try:
         torch_version = importlib.metadata.version("torch")
@@ -43,9 +43,9 @@ def gather_facts(
 
 
 def interface_address(interface: str) -> str:
-    """Return an address of a network interface, IPv4 if it has one. Otherwise raises ``ValueError``, naming usable interfaces.
+    """Return an address of a network interface, IPv4 if it has one. Raises ``ValueError`` if none, naming usable interfaces.
 
-    Link-local IPv6 addresses are left out, because they are of no use without the number of the reader's own interface.
+    Link-local IPv6 addresses are left out, because they are useless without the number of the reader's own interface.
     """
     interfaces = psutil.net_if_addrs()
     addresses = {
@@ -67,17 +67,17 @@ def interface_address(interface: str) -> str:
 def worker_environment(
     inherited: Mapping[str, str], settings: Mapping[str, str], gpus: tuple[str, ...], cpus: int, import_path: list[str]
 ) -> dict[str, str]:
-    """Build the environment of the worker from the task's, defaults of ours for what is unset, and the user's ``env``."""
+    """Return the worker's environment: the task's, our defaults for unset variables, and the user's ``env``."""
     environment = dict(inherited)
     environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in import_path)
     if _THREADS[0] in settings and environment.pop(THREADS_VARIABLE, ""):
-        for name in _THREADS:  # these are defaults that a process above this one has set
+        for name in _THREADS:  # a process above this one has set these defaults
             environment.pop(name, None)
     threads = settings.get(_THREADS[0], environment.get(_THREADS[0]))
     if threads is None:
-        # In some set-ups pyspark's daemon does not set OMP_NUM_THREADS to spark.task.cpus, and torch would use every core.
+        # In some setups pyspark's daemon does not set OMP_NUM_THREADS to spark.task.cpus, and torch would use every core.
         environment[THREADS_VARIABLE] = threads = str(cpus)
-    for name in _THREADS:  # torch takes MKL's number where the two differ
+    for name in _THREADS:  # torch takes MKL's number if the two differ
         environment.setdefault(name, threads)
     if gpus:
         environment["CUDA_VISIBLE_DEVICES"] = gpus[0]
@@ -89,7 +89,7 @@ def worker_environment(
 
 
 def find_executor_pid() -> int:
-    """Return the pid of the executor's JVM, the nearest ancestor that is Java; without one, the pid of the task's parent."""
+    """Return the pid of the executor's JVM: the nearest ancestor that is Java, or the task's parent if none is."""
     for ancestor in psutil.Process().parents():
         if ancestor.name().startswith("java"):
             return int(ancestor.pid)

@@ -1,12 +1,12 @@
-"""The task's side of the importer: the process of an executor that imports torch once for all slots there.
+"""The task's side of the importer: the process that imports torch once for all slots of an executor.
 
-The importer listens at a socket whose name begins with the number of the executor and ends with a digest of all that a process
-inherits. The first task that finds nobody there starts it; tasks that come while it imports wait in the queue of the socket.
-From a connection that asks for it, the importer forks a warm parent, which then serves the task over this same connection.
+The importer listens at a socket whose name contains the executor's pid and ends with a digest of everything that a process
+inherits. The first task that finds nobody there starts the importer; tasks that come while it imports wait in the socket's
+queue. When a connection asks for it, the importer forks a warm parent, which then serves the task over the same connection.
 
-Linux keeps such names in memory, for each network namespace, and a name is free again when the importer is gone, however it has
-ended. Every process of the machine can connect. Therefore both ends ask the kernel for the other one's user, and speak with
-processes of their own user only.
+Linux keeps such names in memory, per network namespace, and a name is free again when the importer is gone, however it has
+ended. Every process on the machine can connect, so both ends ask the kernel for the other's user, and speak only with processes
+of their own user.
 """
 
 from __future__ import annotations
@@ -32,26 +32,27 @@ from spark_elastic.task.facts import find_executor_pid
 from spark_elastic.task.process_setting import ProcessSetting
 from spark_elastic.task.warm import StartedParent, WarmParent
 
-# What differs between the tasks of an executor. CUDA reads it when a worker uses it first, so the forked warm parent can set it.
+# Variables that differ between an executor's tasks. CUDA reads its own at a worker's first use, so the warm parent can set them.
 SLOT_VARIABLES = ("CUDA_VISIBLE_DEVICES", DEVICE_VARIABLE, TASK_VARIABLE)
-# What Spark tells its Python processes of each other, and without its daemon each of them something else. Workers do not need it.
+# Spark's variables for its own Python processes; without its daemon, they differ for each. Workers do not need them.
 SPARKS_OWN = "PYTHON_WORKER_FACTORY_"
-# How many tasks may wait for an importer that still imports: more than any machine has cores.
+# How many tasks may wait for an importer that is still importing: more than any machine has cores.
 BACKLOG = 1024
-# How long to try where another task has taken the name and does not listen yet, or an importer gives the name up: microseconds.
+# How long to retry while another task has taken the name but does not listen yet, or an importer gives up the name. Both take
+# microseconds.
 TURN_SECONDS = 1.0
 # How long an importer that is asked to end may take.
 END_SECONDS = 2.0
-# What the interpreter of an importer runs. Its first argument, the address, says which importer it is.
+# What an importer's interpreter runs. Its first argument, the address, identifies the importer.
 _CODE = "from spark_elastic.worker.importer import main; import sys; main(*map(int, sys.argv[2:]))"
-# The importers that this process has started and not seen end.
+# The importers that this process has started and has not seen end.
 _started: list[subprocess.Popen[bytes]] = []
 
 
 class RequestedParent:
-    """A warm parent that the importer forks, as soon as it has imported everything."""
+    """A warm parent that the importer forks as soon as it has imported everything."""
 
-    # The importer takes care of what is left of it.
+    # The importer cleans up what the warm parent leaves behind.
     is_child = False
 
     def __init__(self, connection: socket.socket, address: str) -> None:
@@ -62,22 +63,22 @@ class RequestedParent:
 
     @property
     def pid(self) -> int:
-        """The number of the warm parent, or of the importer as long as that has not forked it. 0 if there is neither."""
+        """The pid of the warm parent, or of the importer until the warm parent is forked. 0 if there is neither."""
         return self._pid or _importer_at(self._address)
 
     def is_forked(self, pid: int, pidfd: int) -> None:
-        """Take note of the process, of which ``pidfd`` is an open descriptor."""
+        """Note the forked process; ``pidfd`` is an open descriptor of it."""
         self._pid, self._pidfd = pid, pidfd
 
     def kill(self) -> None:
-        """SIGKILL the warm parent, or the importer as long as that has not forked it."""
+        """Send SIGKILL to the warm parent, or to the importer until the warm parent is forked."""
         if self._pidfd >= 0:
             processes.signal_open(self._pidfd, signal.SIGKILL)
         elif pid := self.pid:
             os.kill(pid, signal.SIGKILL)
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait until the warm parent has ended, if it has been forked. Return False if it has not within this time."""
+        """Wait until the warm parent has ended, if it was forked. Return False if it has not ended within this time."""
         if self._pidfd < 0:
             return True
         if not select.select([self._pidfd], [], [], seconds)[0]:
@@ -88,9 +89,9 @@ class RequestedParent:
 
 
 def ask_importer(environment: Mapping[str, str]) -> WarmParent:
-    """Have the executor's importer fork a warm parent, and start the importer where there is none.
+    """Have the executor's importer fork a warm parent. Start the importer if there is none.
 
-    Returns before it has been forked. Where no importer can be had, a warm parent is started for this task alone.
+    Returns before the warm parent has been forked. If no importer can be started, a warm parent is started for this task alone.
     """
     shared = {
         name: value
@@ -108,19 +109,19 @@ def ask_importer(environment: Mapping[str, str]) -> WarmParent:
 
 
 def end_idle_importers(_: Iterable[object] = ()) -> Iterable[bytes]:
-    """End the importers of this task's executor that serve no job, and wait for that."""
+    """End the importers of this task's executor that serve no job, and wait for their end."""
     for address in _addresses(_prefix(find_executor_pid())):
         _ask_to_end(address)
     return ()
 
 
 def is_peer_mine(connection: socket.socket) -> bool:
-    """Whether the process at the other end belongs to the user of this one."""
+    """Whether the process at the other end belongs to the same user as this one."""
     return _peer(connection)[1] == os.getuid()
 
 
 def peer_pid(connection: socket.socket) -> int:
-    """Return the number of the process that has connected."""
+    """Return the pid of the process that has connected."""
     return _peer(connection)[0]
 
 
@@ -141,11 +142,11 @@ def _connect(address: str, environment: Mapping[str, str]) -> socket.socket:
         if not _start(address, environment):
             if begun > end:
                 raise TimeoutError(f"nobody listens at {address}")
-            time.sleep(0.001)  # the kernel has nothing to wait for here
+            time.sleep(0.001)  # the kernel offers nothing to wait for here
 
 
 def _start(address: str, environment: Mapping[str, str]) -> bool:
-    """Start an importer that listens at the address. Return False if another process has the address."""
+    """Start an importer that listens at ``address``. Return False if another process has the address."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
         try:
             listening.bind("\0" + address)
@@ -154,7 +155,7 @@ def _start(address: str, environment: Mapping[str, str]) -> bool:
         listening.listen(BACKLOG)
         for other in _addresses(_prefix(find_executor_pid())):
             if other != address:
-                _ask_to_end(other, wait=False)  # what it was started with is out of date
+                _ask_to_end(other, wait=False)  # it was started with settings that are out of date
         above = [os.pidfd_open(pid) for pid in _above()]
         _started[:] = [process for process in _started if process.poll() is None]
         try:
@@ -173,7 +174,7 @@ def _start(address: str, environment: Mapping[str, str]) -> bool:
 
 
 def _above() -> Iterator[int]:
-    """Yield the numbers of the processes that this one is below: pyspark's daemon, if there is one, and the executor."""
+    """Yield the pids of the processes above this one: pyspark's daemon, if there is one, and the executor."""
     executor = find_executor_pid()
     for ancestor in psutil.Process().parents():
         yield ancestor.pid
@@ -191,20 +192,20 @@ def _ask_to_end(address: str, wait: bool = True) -> None:
             packets.send(connection, packets.End())
             _, descriptors = packets.receive_answer(connection) if wait else (None, [])
         except OSError:
-            return  # it has just ended, imports, or is stopped
+            return  # it has just ended, is importing, or is stopped
     for pidfd in descriptors:
         select.select([pidfd], [], [], END_SECONDS)
         os.close(pidfd)
 
 
 def _addresses(prefix: str) -> set[str]:
-    """Return the names at which importers of an executor listen."""
+    """Return the names at which an executor's importers listen."""
     names = (line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines())
     return {name[1:] for name in names if name.startswith(f"@{prefix}")}
 
 
 def _prefix(executor: int) -> str:
-    # Containers of one network namespace may have processes of the same number.
+    # Containers that share a network namespace may have processes with the same pid.
     return f"spark_elastic-{os.stat('/proc/self/ns/pid').st_ino}-{executor}-"
 
 
@@ -217,8 +218,8 @@ def _digest(setting: ProcessSetting) -> str:
 
 
 def _importer_at(address: str) -> int:
-    """Return the number of the importer that was started for an address, 0 if there is none."""
-    # What it has forked has the same command.
+    """Return the pid of the importer that was started for an address, 0 if there is none."""
+    # The processes that it has forked have the same command.
     found = {process.pid for process in psutil.process_iter() if address in _command(process)}
     return next((pid for pid in found if _parent_of(pid) not in found), 0)
 

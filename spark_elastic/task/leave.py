@@ -1,9 +1,9 @@
-"""The meeting of ``spark-elastic leave`` and the tasks of its machine, or container: their workers leave, and then they wait.
+"""How ``spark-elastic leave`` meets the tasks of its machine, or container: their workers leave, and the tasks then wait.
 
 The command listens as long as it runs. Tasks look for it now and then, because nothing tells a task that its container is about
-to end: Kubernetes hands SIGTERM to the executor's JVM alone, which ends at once. A task that finds the command keeps the
-connection, and sends a byte when its worker has left. Then it holds its slot, until ``HOLD_SECONDS`` after the command's end:
-Spark would start the slot's task again in the same place.
+to end: Kubernetes sends SIGTERM only to the executor's JVM, which ends at once. A task that finds the command keeps the
+connection, and sends a byte when its worker has left. Then the task holds its slot until ``HOLD_SECONDS`` after the command's
+end, because Spark would start the slot's task again in the same place.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from types import TracebackType
 
 # A new socket causes no event elsewhere, so tasks look for it at this interval.
 LOOK_SECONDS = 0.5
-# The command waits so long for tasks to find it: several looks, as a busy machine may delay one.
+# The command waits this long for tasks to find it: several intervals, because a busy machine may delay a task.
 FIND_SECONDS = 2.0
-# What ends the container comes when the command has ended, at once. If nothing does, the slot is Spark's again.
+# Whatever ends the container does so right after the command's end. If nothing does, the slot goes back to Spark.
 HOLD_SECONDS = 10.0
 
 _LEFT = b"."
-# How the kernel tells who is at the other end of a socket: pid, uid and gid.
+# The kernel's description of the process at the other end of a socket: pid, uid and gid.
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -39,18 +39,18 @@ async def asked_to_leave(pause: float = LOOK_SECONDS) -> socket.socket:
 
 
 async def hold(command: socket.socket, seconds: float = HOLD_SECONDS) -> None:
-    """Tell the command that the worker has left. Return that long after the command has ended."""
+    """Tell the command that the worker has left. Return ``seconds`` after the command has ended."""
     loop = asyncio.get_running_loop()
     try:
         await loop.sock_sendall(command, _LEFT)
-        await loop.sock_recv(command, 1)  # nothing comes but the end
+        await loop.sock_recv(command, 1)  # returns only at the end of the connection
     except OSError:
         pass  # it has ended already
     await asyncio.sleep(seconds)
 
 
 class LeaveCommand:
-    """The side of the command. Entering it asks tasks, leaving it ends that. Raises ``OSError`` if another one runs here."""
+    """The command's side. It asks tasks from ``__enter__`` to ``__exit__``. Raises ``OSError`` if another command runs here."""
 
     _listener: socket.socket
 
@@ -65,7 +65,7 @@ class LeaveCommand:
 
     @property
     def left(self) -> int:
-        """How many of them have no worker any more."""
+        """How many of the asked tasks have no worker any more."""
         return len(self._left)
 
     def __enter__(self) -> LeaveCommand:
@@ -76,7 +76,7 @@ class LeaveCommand:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         with _meeting_place() as path:
             if os.path.lexists(path):
-                os.unlink(path)  # left by one that was killed
+                os.unlink(path)  # left by a command that was killed
             self._listener.bind(path)
             os.chmod(path, 0o600)
         self._listener.listen(socket.SOMAXCONN)
@@ -91,7 +91,7 @@ class LeaveCommand:
             os.unlink(path)
 
     def wait(self, seconds: float) -> bool:
-        """Wait until tasks have found this and none of them has a worker any more. Return False if one still has after that."""
+        """Wait until tasks have found the command and none has a worker any more. Return False if one has after ``seconds``."""
         began = time.monotonic()
         while (passed := time.monotonic() - began) < seconds:
             if passed >= min(FIND_SECONDS, seconds / 2) and self.left == self.asked:
@@ -108,7 +108,7 @@ class LeaveCommand:
 
 
 def _call() -> socket.socket | None:
-    """Connect to the command, if one of this user's runs here."""
+    """Connect to the command, if this user runs one here."""
     caller = None
     try:
         caller = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -118,7 +118,7 @@ def _call() -> socket.socket | None:
         if _uid_behind(caller) == os.getuid():
             return caller
     except OSError:
-        pass  # it does not run here, or this process is short of descriptors for the moment
+        pass  # no command runs here, or this process has no descriptor left at the moment
     if caller is not None:
         caller.close()
     return None
@@ -126,7 +126,7 @@ def _call() -> socket.socket | None:
 
 @contextmanager
 def _meeting_place() -> Iterator[str]:
-    """Yield the path of the socket. It leads through the open folder, because the path of a socket has 107 bytes at most."""
+    """Yield the path of the socket. It leads through the open folder, because a socket's path has at most 107 bytes."""
     folder = os.open(tempfile.gettempdir(), os.O_PATH | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{folder}/spark_elastic-leave-{os.getuid()}"

@@ -1,4 +1,4 @@
-"""Forwards what a worker prints: it is read at once, cut into bounded lines, and dropped rather than waited for."""
+"""Forwards a worker's output: reads it at once, cuts it into bounded lines, and drops lines rather than wait."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ LAST_LINES = 20
 class OutputForwarder:
     """Reads one stream of a worker through a pipe. The pipe is always emptied, so that the worker never blocks on it.
 
-    Of a line that is written over and over, as progress bars are, the last state counts. A line longer than ``LINE_LIMIT`` is cut
-    into several. While the connection to the driver is crowded, lines are counted instead of sent.
+    Of a line that is overwritten again and again, such as a progress bar, only the last state is sent. A line longer than
+    ``LINE_LIMIT`` is cut into several. While the connection to the driver is crowded, lines are counted instead of sent.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class OutputForwarder:
 
 
 def _last_state(line: bytes) -> bytes:
-    """What a terminal shows of a line: what follows the last carriage return that something follows."""
+    """Return what a terminal shows of a line: the text after the last carriage return that has text after it."""
     return line[line.rstrip(b"\r").rfind(b"\r") + 1 :]
 
 

@@ -1,8 +1,8 @@
 """The messages between a task and its warm parent, on a connection of SOCK_SEQPACKET: one JSON object per packet.
 
 A task sends its ticket once, then ``Start`` with two descriptors (stdout, stderr), and ``Kill``. The warm parent answers with
-``Started`` and a pidfd, and with ``Exited`` once the worker's whole process tree is gone. Where an importer forks the warm
-parent, the first packet is ``Fork``, and the first answer ``Forked`` with a pidfd of the warm parent's.
+``Started`` and a pidfd, and with ``Exited`` once the worker's whole process tree is gone. If an importer forks the warm parent,
+the first packet is ``Fork``, and the first answer ``Forked`` with a pidfd of the warm parent.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ class Begin(Packet, frozen=True):
 
 
 class Start(Packet, frozen=True):
-    """Fork a worker as soon as the worker before it is gone, with everything that it started."""
+    """Fork a worker as soon as the previous worker and everything that it started are gone."""
 
     worker: int
     token: str
 
 
 class Kill(Packet, frozen=True):
-    """Kill the worker, with everything that it started."""
+    """Kill the worker and everything that it started."""
 
     worker: int
 
 
 class Fork(Packet, frozen=True):
-    """Fork a warm parent that serves this connection, with these variables in its environment. For an importer."""
+    """For an importer: fork a warm parent that serves this connection, with these variables in its environment."""
 
     variables: dict[str, str]
 
 
 class End(Packet, frozen=True):
-    """End if no task is served. For an importer, which answers with ``Ending`` if it does."""
+    """For an importer: end if no task is served. It answers with ``Ending`` if it does."""
 
 
 class Started(Packet, frozen=True):
@@ -71,7 +71,7 @@ class Forked(Packet, frozen=True):
 
 
 class Ending(Packet, frozen=True):
-    """The importer, whose pidfd comes along, is about to end."""
+    """The importer is about to end. Its pidfd comes along."""
 
 
 Order = Begin | Start | Kill
@@ -88,7 +88,7 @@ def send(connection: socket.socket, packet: Packet, descriptors: list[int] | Non
     try:
         socket.send_fds(connection, [msgspec.json.encode(packet)], descriptors or [])
     except (BrokenPipeError, ConnectionResetError):
-        pass  # the other end is gone, and the next read from this socket shows that
+        pass  # the other end is gone, as the next read from this socket will show
 
 
 def receive_order(connection: socket.socket) -> tuple[Order | None, list[int]]:

@@ -1,4 +1,4 @@
-"""What a process inherits from the one that starts it, and cannot be given later."""
+"""What a process inherits from the process that starts it, and cannot be given later."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ProcessSetting:
-    """Two are equal if a process that was started with the one is as good as one that is started with the other."""
+    """Two settings are equal if a process started with one is as good as a process started with the other."""
 
     interpreter: str
     environment: dict[str, str]
-    # The inode number distinguishes a folder from another one that was made in its place.
+    # The inode number distinguishes a folder from another folder that was made in its place.
     folder: tuple[str, int]
     packages: tuple[tuple[str, int, int], ...]
     cores: frozenset[int]
@@ -23,7 +23,7 @@ class ProcessSetting:
 
     @classmethod
     def of_a_child(cls, environment: dict[str, str]) -> ProcessSetting:
-        """Return what a child gets that is started now. Raises ``OSError`` where the working directory is gone."""
+        """Return what a child that is started now would inherit. Raises ``OSError`` if the working directory is gone."""
         limits = [name for name in dir(resource) if name.startswith("RLIMIT_")]
         return cls(
             sys.executable,
@@ -36,9 +36,9 @@ class ProcessSetting:
 
 
 def package_marks(import_path: list[str]) -> tuple[tuple[str, int, int], ...]:
-    """Return what changes when packages are installed or archives replaced: the places on the import path, with time and size.
+    """Return what changes when packages are installed or archives replaced: entries of the import path, with time and size.
 
-    Of folders only those that installers write to count, since others hold user code, which a warm parent does not import.
+    Only folders to which installers write count: others hold user code, which a warm parent does not import.
     """
     marks = []
     for path in import_path:

@@ -17,14 +17,14 @@ _PR_SET_CHILD_SUBREAPER = 36
 _PF_EXITING = 0x4
 
 KILL_SECONDS = 10.0
-# How many seconds a process waits for something to fork before it ends, because it holds the memory of all its imports.
+# How many seconds a process waits for a request to fork before it ends, because it holds the memory of all its imports.
 IDLE_SECONDS = 600.0
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def die_with_parent(signal_number: int, parent: int) -> None:
-    """Have the kernel send ``signal_number`` to this process when its parent thread ends. A child calls this first of all."""
+    """Have the kernel send ``signal_number`` to this process when its parent thread ends. A child has to call this first."""
     _prctl(_PR_SET_PDEATHSIG, signal_number)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal_number)  # the parent had ended before the call
@@ -36,19 +36,19 @@ def adopt_orphans(adopt: bool = True) -> None:
 
 
 def close_descriptors(keep: Collection[int]) -> None:
-    """Close all descriptors but these. Meant for a forked child that does not use what its parent had open."""
+    """Close all descriptors except these. For a forked child that does not use what its parent had open."""
     for descriptor in map(int, os.listdir("/proc/self/fd")):
         if descriptor not in keep:
             try:
                 os.close(descriptor)
             except OSError:
-                pass  # this is the descriptor by which the others were listed
+                pass  # this descriptor was used to list the others
 
 
 def end_with(run: Callable[[], int]) -> NoReturn:
     """In a forked child, call ``run`` and end the process with the exit code that it returns, or 1 if it raises.
 
-    The child never returns into the parent's code, and does not run the parent's exit handlers.
+    The child never returns to the parent's code, and does not run the parent's exit handlers.
     """
     code = 1
     try:
@@ -86,7 +86,7 @@ class ExitSign:
         return bool(int(fields[6]) & _PF_EXITING)
 
     def is_stopped(self) -> bool:
-        """Whether the process is held, by SIGSTOP or a debugger, and cannot do anything."""
+        """Whether the process is stopped, by SIGSTOP or a debugger, and cannot do anything."""
         try:
             return os.pread(self._file, 512, 0).rpartition(b")")[2].split(None, 1)[0] in (b"T", b"t")
         except OSError:
@@ -110,7 +110,7 @@ def usage_of(pid: int) -> tuple[float, int] | None:
 
 
 def signal_open(pidfd: int, signal_number: int) -> None:
-    """Send a signal to the process of an open descriptor, if it has not ended."""
+    """Send a signal to the process of an open pidfd, if it has not ended."""
     try:
         signal.pidfd_send_signal(pidfd, signal_number)
     except ProcessLookupError:
@@ -118,14 +118,14 @@ def signal_open(pidfd: int, signal_number: int) -> None:
 
 
 def kill_descendants(spare: Collection[psutil.Process] = ()) -> None:
-    """SIGKILL every descendant of this process and wait until they have ended. Call ``adopt_orphans`` first.
+    """Send SIGKILL to every descendant of this process and wait until all have ended. Call ``adopt_orphans`` first.
 
-    Children in ``spare`` and their descendants are left alone. After ``KILL_SECONDS`` this gives up on processes that do not end
-    because the kernel holds them, for example in a broken file system.
+    Children in ``spare`` and their descendants are left alone. After ``KILL_SECONDS`` this gives up on processes that do not
+    end because the kernel holds them, for example in a broken file system.
     """
     me = psutil.Process()
     end = time.monotonic() + KILL_SECONDS
-    # A child that has ended by itself counts until it is reaped, because this process may have adopted its children since.
+    # A child that has ended by itself counts until it is reaped: this process may have adopted its children meanwhile.
     while time.monotonic() < end and (children := [child for child in me.children() if child not in spare]):
         descendants = [process for child in children for process in _tree(child)]
         for process in descendants:

@@ -23,17 +23,17 @@ from spark_elastic.task.supervisor import HostFaultError, WorkerSupervisor
 
 logger = logging.getLogger("spark_elastic")
 
-# How long a released worker may run its exit handlers. One that has not finished is killed by its own control thread.
+# How long a released worker may run its exit handlers. Then its own control thread kills it.
 GRACE_SECONDS = 1.0
 
 
 class TaskRestartError(RuntimeError):
-    """Raised from a Spark task on purpose, so that Spark starts the task again, perhaps on another executor."""
+    """Raised by a Spark task on purpose, so that Spark starts the task again, perhaps on another executor."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskPlace:
-    """The facts about this attempt of the slot's task that the launcher's platform provides."""
+    """What the launcher's platform says about this attempt of the slot's task."""
 
     slot: int
     attempt: int = 0
@@ -42,7 +42,7 @@ class TaskPlace:
 
 
 async def ancestors_gone(generations: int = 2) -> None:
-    """Wait until one of this process's nearest ancestors has ended. The process may live on, but is no longer a host.
+    """Wait until one of this process's nearest ancestors has ended. The process may live on, but it is no longer a host.
 
     Two ancestors of a Spark task belong to Spark: pyspark's daemon and the executor's JVM.
     """
@@ -66,17 +66,17 @@ async def ancestors_gone(generations: int = 2) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskRuntime:
-    """What a task's service takes from its process and the network. The defaults are the real functions."""
+    """What a task's service uses of its process and the network. The defaults are the real functions."""
 
     connect: Callable[..., Awaitable[Connection]] = connect
     facts: Callable[..., m.HostFacts] = gather_facts
     environment: Callable[..., dict[str, str]] = worker_environment
     supervisor: Callable[..., WorkerSupervisor] = WorkerSupervisor
-    # Returns when the processes that this one belongs to have ended.
+    # Returns when the processes to which this one belongs have ended.
     orphaned: Callable[[], Coroutine[object, object, None]] = ancestors_gone
     # Returns when the executor with this pid is being decommissioned.
     leaving: Callable[[int], Coroutine[object, object, None]] = executor_leaves
-    # Returns a connection to `spark-elastic leave` when that runs on this machine.
+    # Returns a connection to `spark-elastic leave` once that runs on this machine.
     asked_to_leave: Callable[[], Coroutine[object, object, socket.socket]] = asked_to_leave
 
 
@@ -86,7 +86,7 @@ REAL_RUNTIME = TaskRuntime()
 def run_task(ticket: Ticket, place: TaskPlace, runtime: TaskRuntime = REAL_RUNTIME) -> None:
     """Serve as a host until the driver says that the job is over. Blocks the calling thread, which is the main thread.
 
-    Returns at once if the job is over already. Raises ``TaskRestartError`` if this host is at fault.
+    Returns at once if the job is already over. Raises ``TaskRestartError`` if this host is at fault.
     """
     # asyncio.run would leave this Python process without an event loop, and Spark may run other code in it next.
     loop = asyncio.new_event_loop()
@@ -143,7 +143,7 @@ class _Host:
         self._ticket = ticket
         self._driver = driver
         self._environment = environment
-        # Whether `spark-elastic leave` has asked for this, and whether the driver has released the task since.
+        # Whether `spark-elastic leave` has asked the task to leave, and whether the driver has released it since.
         self._is_asked = False
         self._released = asyncio.Event()
 
@@ -174,7 +174,7 @@ class _Host:
         self._driver.send(m.TaskDraining())
 
     async def _leave_when_asked(self) -> None:
-        """Have the worker leave when the command asks for it, and then hold the slot, so that no other worker comes here."""
+        """Have the worker leave when the command asks for it, and then hold the slot, so that no other worker starts here."""
         with await self._runtime.asked_to_leave() as command:
             self._is_asked = True
             self._driver.send(m.TaskDraining())

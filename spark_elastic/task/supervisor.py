@@ -27,17 +27,17 @@ from spark_elastic.task.output import LAST_LINES, OutputForwarder
 from spark_elastic.task.warm import StartedParent, WarmParent
 
 # How often the process table is checked for a dying worker, because the pidfd reports its end only once its memory is freed.
-# Each look takes 0.15 ms, most of it for waking up, altogether less than a hundredth of a core.
+# Each check takes 0.15 ms, mostly for waking up, in all less than a hundredth of a core.
 GLANCE_SECONDS = 0.02
 # How often the driver is told that the worker's process exists.
 WORD_SECONDS = 1.0
-# How often the driver is told what the worker uses and prints: for people, so rarely, and no more than fits on a screen.
+# How often the driver is told what the worker uses and prints. This is for people: seldom, and no more than fits on a screen.
 SAMPLE_SECONDS = 5.0
 SAMPLED_LINES = 10
 SAMPLED_CHARACTERS = 200
 # How long the warm parent may take to end. It takes milliseconds, but the kernel may have gigabytes to free.
 END_SECONDS = 10.0
-# A warm parent that is stopped (SIGSTOP, a debugger) and owes an answer is given up after this time.
+# A warm parent that owes an answer but is stopped (SIGSTOP, a debugger) is given up after this time.
 HELD_SECONDS = 10.0
 # How long to wait for output that is still in the pipes when a worker has exited.
 LAST_WORDS_SECONDS = 0.5
@@ -48,9 +48,9 @@ class HostFaultError(RuntimeError):
 
 
 class WorkerSupervisor:
-    """Owns the warm parent from ``__aenter__`` to ``__aexit__``, after which neither it nor any descendant of it is left.
+    """Owns the warm parent from ``__aenter__`` to ``__aexit__``, after which neither it nor any of its descendants is left.
 
-    It runs on the task's event loop, on the thread that started it, because the kernel ties the warm parent's life to that
+    It runs on the task's event loop, on the thread that entered it, because the kernel ties the warm parent's life to that
     thread.
     """
 
@@ -88,7 +88,7 @@ class WorkerSupervisor:
         self._parent = self._start_parent(self._environment)
         self._socket = self._parent.connection
         if self._parent.is_child:
-            # If it is killed, for example when memory runs out, this process adopts its descendants.
+            # If the warm parent is killed, for example when memory runs out, this process adopts its descendants.
             processes.adopt_orphans()
         self._spared = psutil.Process().children()
         self._send(packets.Begin(self._ticket))
@@ -112,7 +112,7 @@ class WorkerSupervisor:
 
     def _end_parent(self) -> None:
         assert self._parent is not None
-        self._socket.close()  # then the warm parent ends, with all its descendants
+        self._socket.close()  # this ends the warm parent with all its descendants
         if self._parent_is_held():
             self._parent.kill()
         if not self._parent.wait(END_SECONDS):
@@ -120,7 +120,7 @@ class WorkerSupervisor:
             self._parent.wait()
 
     def start(self, worker: int, token: str) -> None:
-        """Have a worker forked as soon as the worker before it is gone, with everything that it started."""
+        """Have a worker forked as soon as the previous worker and everything that it started are gone."""
         self.idle.clear()
         outputs = [
             OutputForwarder(worker, stream, self._driver, self._last_lines, self._output_ended)
@@ -135,7 +135,7 @@ class WorkerSupervisor:
         self._expect_answer()
 
     def kill(self, worker: int) -> None:
-        """SIGKILL the worker and everything that it started. Its exit is reported as usual."""
+        """Have the worker and everything that it started killed. Its exit is reported as usual."""
         self._send(packets.Kill(worker))
         self._expect_answer()
 
@@ -197,7 +197,7 @@ class WorkerSupervisor:
         self._expect_answer()
 
     def _expect_answer(self) -> None:
-        """Check later whether the warm parent can answer: a stopped one neither starts a worker nor reports its end."""
+        """Check later whether the warm parent can answer: while stopped, it neither starts a worker nor reports its end."""
         if self._answer_due is None:
             self._answer_due = asyncio.get_running_loop().call_later(HELD_SECONDS, self._answer_is_due)
 

@@ -1,4 +1,4 @@
-"""The warm parent as its task sees it: a process, and the connection to it."""
+"""The warm parent as its task sees it: a process and the connection to it."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ class WarmParent(Protocol):
 
     @property
     def is_child(self) -> bool:
-        """Whether the process is a child of this one, which has to take care of what is left of it."""
+        """Whether the process is a child of this one, which then has to clean up what the child leaves behind."""
 
     @property
     def connection(self) -> socket.socket:
-        """This end of the connection to the process, which ends with everything below it when this is closed."""
+        """This end of the connection to the process. When it is closed, the process ends with everything below it."""
 
     @property
     def pid(self) -> int:
-        """The number of the process."""
+        """The process id."""
 
     def kill(self) -> None:
-        """SIGKILL the process."""
+        """Send the process SIGKILL."""
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait until the process has ended. Return False if it has not within this time."""
+        """Wait until the process has ended. Return False if it has not ended within this time."""
 
 
 class StartedParent:
@@ -51,15 +51,15 @@ class StartedParent:
 
     @property
     def pid(self) -> int:
-        """The number of the process."""
+        """The process id."""
         return self._process.pid
 
     def kill(self) -> None:
-        """SIGKILL the process."""
+        """Send the process SIGKILL."""
         self._process.kill()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait until the process has ended. Return False if it has not within this time."""
+        """Wait until the process has ended. Return False if it has not ended within this time."""
         try:
             self._process.wait(seconds)
         except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""What happened to a job, read from its event log: for people as a page, a picture or a table, for programs as facts."""
+"""What happened to a job, read from its event log: as a page, a picture or a table for people, as facts for programs."""
 
 from spark_elastic.timeline.notebook import Timeline as Timeline
 

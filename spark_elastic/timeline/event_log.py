@@ -13,7 +13,7 @@ from spark_elastic.protocol.records import Entry, JobStarted
 def read_line(line: str) -> Entry:
     """Read one line of an event log.
 
-    Raises ``ValueError`` for what is no event; as its subclass ``json.JSONDecodeError`` for a line that is still being written.
+    Raises ``ValueError`` if the line is not an event: its subclass ``json.JSONDecodeError`` if the line is still being written.
     """
     return read_event(json.loads(line))
 
@@ -21,7 +21,7 @@ def read_line(line: str) -> Entry:
 def read_events(path: str | Path) -> list[Entry]:
     """Read an event log. A last line that was cut off, because the driver was killed, is ignored.
 
-    Raises ``ValueError`` if the file is not an event log, or is one of a later version.
+    Raises ``ValueError`` if the file is not an event log, or has a later version.
     """
     entries = []
     lines = Path(path).read_text(encoding="utf-8").splitlines()

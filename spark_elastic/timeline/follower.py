@@ -1,4 +1,4 @@
-"""LogFollower: reads an event log while it grows, and passes over what is no event of ours."""
+"""LogFollower: reads an event log while it grows, and skips lines that are not our events."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from spark_elastic.protocol.reports import Metrics
 from spark_elastic.timeline.event_log import choose_run, read_line
 
 READ_BYTES = 2**20
-# No event of ours is longer. A line that is cannot fill the memory: it is counted, and not kept.
+# None of our events is longer. A longer line must not fill the memory: it is counted, but not kept.
 LINE_LIMIT = 16 * 2**20
-# The first event of a log has its time and, soon after, the run: two logs do not begin alike.
+# How many bytes identify a log: its first event has the time and, soon after, the run, so no two logs begin alike.
 HEAD_BYTES = 256
 
 
 @dataclass(frozen=True)
 class Unread:
-    """How many lines of a log are no events that this release can read, and what is wrong with the first of them."""
+    """How many lines of a log are not events that this release can read, and what is wrong with the first of them."""
 
     count: int = 0
     first: str = ""
@@ -41,10 +41,10 @@ ALL_READ = Unread()
 
 @dataclass
 class LogFollower:
-    """Reads what has been written to an event log since it was last read; there may be no such file yet.
+    """Reads what has been written to an event log since the last read. The file need not exist yet.
 
-    A log that was replaced, has become shorter, or begins otherwise than it did is read from the beginning again. A last line
-    without an end is still being written, or was when the driver was killed, and waits.
+    A log that was replaced, has become shorter, or begins differently is read from the beginning again. A last line without a
+    line end waits: it is still being written, or was when the driver was killed.
     """
 
     path: Path
@@ -58,7 +58,7 @@ class LogFollower:
     _skips: bool = False
 
     def read(self) -> bool:
-        """Read on, and return whether there is a file. Raises ``OSError`` where it cannot be read, or is no regular file."""
+        """Read further; return whether the file exists. Raises ``OSError`` if it is unreadable or not a regular file."""
         try:
             file = open(self.path, "rb", opener=_open_at_once)  # noqa: SIM115
         except FileNotFoundError:
@@ -70,7 +70,7 @@ class LogFollower:
                 raise OSError(errno.EINVAL, "it is not a regular file", str(self.path))
             head = file.read(HEAD_BYTES)
             identity = (facts.st_dev, facts.st_ino)
-            # A file that takes the place of a deleted one may get its inode, and one may be written anew in its place.
+            # A new file in place of a deleted one may get the same inode, and a file may be overwritten in place.
             if identity != self._identity or facts.st_size < self._offset or not head.startswith(self._head):
                 self._begin_again(identity)
             self._head = head
@@ -82,17 +82,17 @@ class LogFollower:
         return True
 
     def take_rest(self) -> None:
-        """Take a last line without an end, too, if it is an event: tools that write a file anew leave that end out."""
+        """Also take a last line without a line end, if it is an event: tools that rewrite files may leave out that end."""
         with contextlib.suppress(ValueError, RecursionError):  # a line that is still being written
             self._add(read_line(self._rest.decode("utf-8")))
 
     @property
     def place(self) -> tuple[object, ...]:
-        """Where in which file it is; another value means that there is something new."""
+        """The file and the position in it. A different value means that there is something new."""
         return self._identity, self._head, self._offset
 
     def run(self, run_id: str | None = None) -> list[Entry]:
-        """Return the entries of one run, by default of the last; empty while that has not begun."""
+        """Return the entries of one run, by default the last; an empty list if it has not begun."""
         known = [entry.record.run_id for entry in self.entries if isinstance(entry.record, JobStarted)]
         if not known or (run_id is not None and run_id not in known):
             return []
@@ -106,7 +106,7 @@ class LogFollower:
         self._line, self._rest, self._skips = 0, b"", False
 
     def _lines(self, data: bytes) -> Iterator[bytes | None]:
-        """Yield the lines that are whole now, and None for one that was too long."""
+        """Yield the lines that are complete by now, and None for a line that was too long."""
         *whole, rest = data.split(b"\n")
         for part in whole:
             yield None if self._skips or len(self._rest) + len(part) > LINE_LIMIT else self._rest + part
@@ -139,12 +139,12 @@ class LogFollower:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """Open a file without waiting, as opening a FIFO does for somebody who writes to it."""
+    """Open a file without blocking; opening a FIFO would otherwise wait for a writer."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
 def is_sound(value: object) -> bool:
-    """Whether all numbers of a record can be computed with. Metrics may hold any: a loss may be NaN."""
+    """Whether all numbers of a record are below 2**63, and none is NaN. Metrics may hold any number: a loss may be NaN."""
     if isinstance(value, (int, float)):
         return abs(value) < 2**63
     if isinstance(value, msgspec.Struct):
@@ -155,9 +155,9 @@ def is_sound(value: object) -> bool:
 
 
 def read_run(path: str | Path, run_id: str | None = None) -> tuple[list[Entry], Unread]:
-    """Read one run of a log, by default the last, with what had to be passed over.
+    """Read one run of a log, by default the last, and report the lines that had to be skipped.
 
-    Raises ``ValueError`` if the file holds no run, or not that one, and ``OSError`` if it cannot be read.
+    Raises ``ValueError`` if the file holds no run, or not this one, and ``OSError`` if it cannot be read.
     """
     follower = LogFollower(Path(path))
     if not follower.read():

@@ -14,11 +14,11 @@ from spark_elastic.protocol.records import Entry, WorkerReported
 from spark_elastic.timeline.resets import Reset, find_resets
 from spark_elastic.timeline.start import Wait, find_start
 
-# Speeds are measured between reports that are at least this far apart; in long runs further, so that at most this many are drawn.
+# Speeds are measured between reports at least this far apart; in long runs further, so that at most this many are drawn.
 SPEED_SECONDS = 1.0
 SPEEDS = 600
 
-# Of a worker whose beginning is not in the log, because events were dropped or lines are damaged.
+# The host of a worker whose start is not in the log, because events were dropped or lines are damaged.
 UNKNOWN_HOST = "an unknown host"
 
 # In logs without the field ``explains``, these causes of a loss are provisional, and the exit code explains it.
@@ -57,7 +57,7 @@ class WorkerLine:
     ranks: dict[int, int] = field(default_factory=dict)
     cause: str = ""
     samples: list[Sample] = field(default_factory=list)
-    # What it has used of its GPU, with the times.
+    # How much of its GPU the worker has used, with the times.
     gpu: list[tuple[float, reports.GpuUsed]] = field(default_factory=list)
     last_lines: list[str] = field(default_factory=list)
     traceback: str = ""
@@ -65,7 +65,7 @@ class WorkerLine:
 
 @dataclass(frozen=True)
 class Sample:
-    """What the process of a worker had used at a time: seconds on all cores since it began, and bytes of memory at present."""
+    """What a worker's process had used at a time: seconds on all cores since its start, and bytes of memory at that time."""
 
     time: float
     cpu_seconds: float
@@ -74,10 +74,10 @@ class Sample:
 
 @dataclass(frozen=True)
 class SlowWorker:
-    """A worker that has computed more slowly than others, which has taken rows from it (`RelievedWorker`) or not.
+    """A worker that has computed more slowly than others. If rows were moved away from it, it is a ``RelievedWorker``.
 
-    times: how many times as long as the fastest rank, or as the median of the others where rows have not moved, it needed for a
-    row when that was first found.
+    times: how many times as long it needed for a row as the fastest rank (as the median of the others, if no rows were moved),
+    when this was first found.
     """
 
     worker: int
@@ -97,7 +97,7 @@ class SlowWorker:
 class RelievedWorker(SlowWorker):
     """A slow worker whose part of a step became smaller, last at ``at``.
 
-    part, of: its rows, or shards, of those of a step from then on.
+    part, of: how many of a step's rows, or shards, it takes from then on.
     """
 
     part: int
@@ -140,7 +140,7 @@ class History:
     max_np: int
     outcome: str
     is_over: bool
-    failure: str  # the whole message of the error that ended it, empty if none did
+    failure: str  # the whole message of the error that ended the run, empty if none did
     start: list[Wait]
     workers: list[WorkerLine]
     generations: list[Generation]
@@ -152,9 +152,9 @@ class History:
     metrics: dict[str, list[tuple[float, float]]]
     texts: dict[str, str] = field(default_factory=dict)
     slow: list[SlowWorker] = field(default_factory=list)
-    # What was found by ``replace_slow``.
+    # The workers that ``replace_slow`` has found too slow.
     too_slow: list[records.WorkerTooSlow] = field(default_factory=list)
-    # What was decided on how many workers train.
+    # The decisions on how many workers train.
     sized: list[records.WorldSized] = field(default_factory=list)
 
     @property
@@ -188,12 +188,12 @@ class History:
 def read_history(entries: Sequence[Entry], until: float = 0.0) -> History:
     """Read the history from the entries of one run, up to its last, or up to ``until`` (since 1970) if that is later.
 
-    Raises ``ValueError`` unless the first is a ``job_started``. What entries that are missing would have said is left out.
+    Raises ``ValueError`` unless the first is a ``job_started``. If entries are missing, so is what they would have said.
     """
     begun, began = entries[0].record, entries[0].time
     if not isinstance(begun, records.JobStarted):
         raise ValueError(f"a run begins with a job_started, not with {begun}")
-    # A clock that is set back makes no time of the run negative.
+    # No time in the run is negative, even if the clock was set back.
     moved = [Entry(max(entry.time - began, 0.0), entry.record) for entry in entries]
     outcome = _outcome(moved)
     if outcome is None and until - began > moved[-1].time:
@@ -251,7 +251,7 @@ class _Lines:
 
     def __init__(self) -> None:
         self.lines: dict[int, WorkerLine] = {}
-        # For each worker, what it does at present, since when, and in which generation.
+        # For each worker: what it does at present, since when, and in which generation.
         self._now: dict[int, tuple[Doing, float, int]] = {}
         self._members: list[int] = []
         self._generation = 0
@@ -276,7 +276,7 @@ class _Lines:
                 if self._line(worker).cause in _FIRST_SIGNS if explains is None else explains:
                     self._line(worker).cause = meaning
             case records.ResultArrived(worker) if worker in self._now:
-                if not self._generation:  # the function of this job has no elastic part
+                if not self._generation:  # this job's function has no elastic part
                     self._now[worker] = (Doing.TRAINING, *self._now[worker][1:])
                 self._change(worker, None, entry.time)
 
@@ -320,7 +320,7 @@ class _Lines:
             self._change(worker, None, time)
 
     def _line(self, worker: int, host: str = UNKNOWN_HOST) -> WorkerLine:
-        """Return the line of a worker, also of one whose beginning the log does not hold."""
+        """Return the line of a worker, even of a worker whose start is not in the log."""
         return self.lines.setdefault(worker, WorkerLine(worker, host))
 
     def _change(self, worker: int, doing: Doing | None, time: float) -> None:
@@ -343,7 +343,7 @@ def _generations(entries: Sequence[Entry]) -> list[Generation]:
 
 
 def _slow_workers(entries: Sequence[Entry], lines: Sequence[WorkerLine]) -> list[SlowWorker]:
-    """Return the workers that were slow, in the order in which that was found."""
+    """Return the slow workers, in the order in which they were found."""
     ranks = {(generation, rank): line for line in lines for generation, rank in line.ranks.items()}
     found: dict[int, SlowWorker] = {}
     for entry in entries:
@@ -354,7 +354,7 @@ def _slow_workers(entries: Sequence[Entry], lines: Sequence[WorkerLine]) -> list
                     if line is not None and times >= reports.SLOW and part < change.before[rank]:
                         first = found.get(
                             line.worker
-                        )  # with a small part, what is not in proportion to rows weighs more
+                        )  # with a small share, time that is not in proportion to rows weighs more
                         times = times if first is None else first.times
                         slow = RelievedWorker(
                             line.worker, rank, line.host, entry.time, times, part, sum(change.after), change.unit
@@ -376,7 +376,7 @@ def _progress(entries: Sequence[Entry]) -> list[tuple[float, reports.Progress]]:
 
 
 def _steps(entries: Sequence[Entry], progress: Sequence[tuple[float, reports.Progress]]) -> int:
-    """Return how many steps were made: a run that fails at once may have reported the first ones of worlds only."""
+    """Return how many steps were made. A run that failed soon may have reported only the first steps of worlds."""
     first = (
         entry.record.report.step
         for entry in entries
@@ -414,7 +414,7 @@ def _metrics(entries: Sequence[Entry]) -> dict[str, list[tuple[float, float]]]:
 
 
 def _texts(entries: Sequence[Entry]) -> dict[str, str]:
-    """Return what rank 0 has reported last under names whose values are not numbers."""
+    """Return rank 0's last reported values that are not numbers, by name."""
     found: dict[str, str] = {}
     for entry in entries:
         match entry.record:

@@ -1,4 +1,4 @@
-"""Timeline: the page of a run where people work, in a notebook."""
+"""Timeline: the page of a run in a notebook."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from spark_elastic.timeline.summary import summary_text
 
 
 class Timeline:
-    """The history of a run, from its event log: as the last value of a notebook's cell it is shown there as a page.
+    """The history of a run, from its event log. As the last value of a notebook cell, it is shown there as a page.
 
-    The log is read each time that it is shown, also while the job runs, so the same cell shows later how far it is then. The page
-    stays in the saved notebook; it needs neither a server nor the log any more. Where it is shown or saved, ``ValueError`` is
-    raised if the log holds no such run, and ``OSError`` if it cannot be read.
+    The log is read whenever the page is shown, also while the job runs: run the cell again to see how far the job is. The page
+    stays in the saved notebook, and then needs neither a server nor the log. Showing or saving it raises ``ValueError`` if the
+    log holds no such run, and ``OSError`` if the log cannot be read.
 
     Args:
         log: the file that was given as ``event_log=``
         run: the id of a run, if the file holds several; None is the last one
-        height: of what a notebook shows, in pixels; the rest is reached by scrolling
+        height: the visible height in a notebook, in pixels; the rest is reached by scrolling
     """
 
     def __init__(self, log: str | Path, run: str | None = None, *, height: int = 720) -> None:
         """Keep the path; the log is read when the page is shown or saved, and need not exist yet.
 
-        Raises ``TypeError`` for a log that is no path, and ``TypeError`` or ``ValueError`` for a height that is no number.
+        Raises ``TypeError`` if the log is not a path, and ``TypeError`` or ``ValueError`` if the height is not a number.
         """
         self._log = Path(log)
         self._run = run
         self._height = int(height)
 
     def save(self, path: str | Path) -> None:
-        """Write the page as a file for the browser, which needs nothing else."""
+        """Write the page as a self-contained file for the browser."""
         Path(path).write_text(self._page(), encoding="utf-8")
 
     def _page(self) -> str:
@@ -42,12 +42,12 @@ class Timeline:
         return html(read_history(entries), unread)
 
     def _repr_html_(self) -> str:
-        """Return the page in a frame that shares nothing with the notebook, neither style nor rights."""
+        """Return the page in a frame that shares neither style nor rights with the notebook."""
         style = f"width: 100%; height: {self._height}px; border: 0"
         return f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{escaping.escape(self._page())}"></iframe>'
 
     def __repr__(self) -> str:
-        """Return the figures of the run, for where no page can be shown; or what is wrong with the log."""
+        """Return the figures of the run, for places that cannot show a page, or what is wrong with the log."""
         try:
             entries, unread = read_run(self._log, self._run)
         except (OSError, ValueError) as error:

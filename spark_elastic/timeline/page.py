@@ -1,7 +1,7 @@
-"""The history of a run as one self-contained page: a file to keep, a cell's output, or what a server shows of a running job.
+"""The history of a run as one self-contained page: a file to keep, a notebook cell's output, or a server's view of a running job.
 
-``page.html`` is filled with ``page.css``, ``page.js``, and with the facts as JSON, which the script draws. The page fetches
-nothing from elsewhere, and its policy allows no other script: text of a log stays text.
+``page.html`` is filled with ``page.css``, ``page.js``, and the facts as JSON, which the script draws. The page fetches nothing
+from elsewhere, and its policy allows no other script: text from a log stays text.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from spark_elastic.timeline.summary import clock, headline, reset_facts, to_firs
 
 T = TypeVar("T")
 
-# How many points of one metric, and of all together, are drawn. More would slow browsers down and could not be seen.
+# How many points are drawn of one metric, and of all together. More would slow down browsers and could not be seen.
 POINTS = 1000
 ALL_POINTS = 100_000
 
@@ -66,7 +66,7 @@ def waiting(sentence: str) -> dict[str, Json]:
 
 
 def facts(history: History, unread: Unread = ALL_READ, present: str = "is not over in this log") -> dict[str, Json]:
-    """Return what the page shows, as plain data. ``present`` is what a run does that is not over."""
+    """Return what the page shows, as plain data. ``present`` says what a run does that is not over."""
     points = min(POINTS, ALL_POINTS // max(len(history.metrics), 1))
     return {
         "title": f"run {history.run_id}",
@@ -96,7 +96,7 @@ def facts(history: History, unread: Unread = ALL_READ, present: str = "is not ov
 
 
 def _thinned(values: Sequence[T], count: int) -> Sequence[T]:
-    """Return about ``count`` of the points, evenly, and the newest in any case."""
+    """Return about ``count`` evenly chosen points, and the newest in any case."""
     chosen = values[:: len(values) // max(count, 1) + 1]
     return chosen if chosen[-1:] == values[-1:] else [*chosen, values[-1]]
 
@@ -130,7 +130,7 @@ def _worker(line: WorkerLine, workers: int) -> dict[str, Json]:
 
 
 def _words(history: History) -> list[tuple[str, str]]:
-    """Return what went wrong and what workers have said: titles and texts. Ranks that raise the same show it once."""
+    """Return titles and texts of what went wrong and of what workers have printed. An error of several ranks is shown once."""
     found = [("Why the run failed", history.failure)] if history.failure else []
     shown: dict[str, str] = {}
     for line in history.workers:

@@ -1,4 +1,4 @@
-"""Analyses the resets of a run: what each cost the workers that trained on, and where the time went."""
+"""Analyses the resets of a run: what each has cost the workers that trained on, and where the time went."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _generation_of(record: Record) -> int:
 
 @dataclass(frozen=True)
 class _Ending:
-    """The first sign that a world is ending, and when it was noticed."""
+    """The first sign that a world is ending, with the time at which it was noticed."""
 
     time: float
     kind: Kind
@@ -207,7 +207,7 @@ def _take_apart(log: _Log, start: _Ending, formed: _Formed, known: int) -> Reset
     """Compute a reset from its first sign and the world that trained on; ``known`` commits were made before it."""
     old, new = start.generation, formed.generation
     entered, stepped = log.entered[new], log.stepped[new]
-    forming = log.forming.get(new, _Forming(formed.time, 0))  # that event may be missing in the log
+    forming = log.forming.get(new, _Forming(formed.time, 0))  # the event may be missing in the log
     idle = {sign.worker: sign.idle for sign in entered if sign.idle is not None}
 
     def latest(signs: Sequence[_Sign], default: float) -> float:

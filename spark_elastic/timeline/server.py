@@ -1,4 +1,4 @@
-"""Serves the page of a running job on this machine, to whoever has the address that is printed.
+"""Serves the page of a running job on this machine, to whoever has the printed address.
 
 The address holds a token, so that other users of the machine, and pages of other sites in the same browser, learn nothing.
 """
@@ -30,16 +30,17 @@ from spark_elastic.timeline.summary import clock
 
 ADDRESS = "127.0.0.1"
 REFRESH_SECONDS = 1.0
-# Facts that take long to compute, because the log is long, are asked for more rarely: so many times what they took.
+# Facts that take long to compute, because the log is long, are fetched less often: the page waits this many times as long as
+# they took.
 REFRESH_PAUSE = 5
 LONGEST_REFRESH_SECONDS = 20.0
-# A job that trains reports every second or so. One that has been silent for longer is drawn up to its last event.
+# A job that trains reports about every second. A job that has been silent for longer than this is drawn up to its last event.
 SILENT_SECONDS = 30.0
 REQUEST_SECONDS = 30.0
 
 _HEADERS = {
     "Cache-Control": "no-store",
-    "Content-Security-Policy": "frame-ancestors 'none'",  # the page itself has the rest, so that a saved one has it, too
+    "Content-Security-Policy": "frame-ancestors 'none'",  # the page itself has the rest, so that a saved page has it, too
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",  # addresses hold the token
@@ -49,7 +50,7 @@ _HEADERS = {
 
 @dataclass
 class LiveRun:
-    """One run of a log that grows, by default the last; a run that begins later takes its place. For several threads.
+    """One run of a growing log, by default the last; a run that begins later takes its place. Thread-safe.
 
     now: seconds since 1970, by the clock of this machine's files
     """
@@ -72,7 +73,7 @@ class LiveRun:
             begun = time.monotonic()
             entries = self._follower.run(self.run_id)
             silent = 0 if _is_over(entries) else self._silent_seconds()
-            # While a run goes on, time passes on the page even if nothing happens.
+            # While a run is not over, time passes on the page even if nothing happens.
             version = f"{hash((self._follower.place, sentence, silent)):x}"
             if version != self._version:
                 if sentence or not entries:
@@ -90,7 +91,7 @@ class LiveRun:
             return self._version, self._facts
 
     def _read(self) -> str:
-        """Read on. Return what the page waits for, empty if there is something to see."""
+        """Read further. Return what the page waits for; an empty string if there is something to see."""
         try:
             if not self._follower.read():
                 return f"Waiting for {self.path}: there is no such file yet."
@@ -101,7 +102,7 @@ class LiveRun:
         return ""
 
     def _silent_seconds(self) -> int:
-        """Return for how long nothing was written."""
+        """Return for how many seconds nothing has been written."""
         with suppress(OSError):
             return max(int(self.now() - self.path.stat().st_mtime), 0)
         return 0
@@ -110,11 +111,11 @@ class LiveRun:
 def _is_over(entries: Sequence[Entry]) -> bool:
     return any(
         isinstance(entry.record, (JobFinished, JobFailed)) for entry in entries[-2:]
-    )  # one may tell of dropped events
+    )  # an event about dropped events may follow
 
 
 class PageServer(ThreadingHTTPServer):
-    """Serves one run from ``__enter__`` to ``__exit__``, at ``address``. Raises ``OSError`` if the port cannot be had."""
+    """Serves one run from ``__enter__`` to ``__exit__``, at ``address``. Raises ``OSError`` if the port is not available."""
 
     daemon_threads = True
 
@@ -136,12 +137,12 @@ class PageServer(ThreadingHTTPServer):
         return f"http://{ADDRESS}:{self.server_port}/{self.token}/"
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Pass over a browser that has closed its connection; anything else is a mistake of ours, whose traceback is printed."""
+        """Ignore a browser that has closed its connection. Anything else is a bug of ours, whose traceback is printed."""
         if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(request, client_address)  # type: ignore[arg-type]
 
     def serve(self, ready: Callable[[str], object]) -> None:
-        """Call ``ready`` with the address, and serve until the process is told to end (SIGINT, SIGTERM). In the main thread."""
+        """Call ``ready`` with the address, and serve until SIGINT or SIGTERM. Must be called in the main thread."""
         before = signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             ready(self.address)
@@ -153,7 +154,7 @@ class PageServer(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers GET of the page, its newest facts, and the page as a file."""
+    """Answers GET requests for the page, its newest facts, and the page as a file."""
 
     server: PageServer
     timeout = REQUEST_SECONDS
@@ -162,12 +163,12 @@ class _Handler(BaseHTTPRequestHandler):
         return "spark_elastic"
 
     def log_message(self, format: str, *args: object) -> None:
-        """Log nothing: addresses hold the token, and a page that follows asks every second."""
+        """Log nothing: addresses hold the token, and a live page sends a request every second."""
 
     def do_GET(self) -> None:
         """Answer a request that has the token and was made to this address."""
         hosts = {f"{name}:{self.server.server_port}" for name in (ADDRESS, "localhost")}
-        if self.headers.get("Host") not in hosts:  # a name of somebody else's that was made to mean this address
+        if self.headers.get("Host") not in hosts:  # a foreign name that was made to resolve to this address
             self._refuse(HTTPStatus.FORBIDDEN, "This page is served at the address that the command has printed.")
             return
         token, slash, name = self.path.partition("?")[0].removeprefix("/").partition("/")
@@ -208,7 +209,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, status: HTTPStatus, body: bytes, kind: str, further: dict[str, str] | None = None) -> None:
         headers = {**_HEADERS, "Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(body))}
-        with suppress(ConnectionError):  # a browser that is closed does not wait for its answer
+        with suppress(ConnectionError):  # a closed browser does not wait for its answer
             self.send_response(status)
             for name, value in {**headers, **(further or {})}.items():
                 self.send_header(name, value)

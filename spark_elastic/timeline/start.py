@@ -23,7 +23,7 @@ class Stage(Enum):
 
 @dataclass(frozen=True)
 class Wait:
-    """One stage of the start. ``detail`` counts who was there at its end."""
+    """One stage of the start. ``detail`` counts the hosts or workers that were there at its end."""
 
     stage: Stage
     start: float
@@ -40,7 +40,7 @@ def find_start(entries: Sequence[Entry]) -> list[Wait]:
         crowd.see(entry.record)
         stage = crowd.stage
         if present is not None and stage is not present[0]:
-            # A function without an elastic part has no first lines: its result shows that they were all of it.
+            # A function without an elastic part consists only of first lines, and its result shows their end.
             if not (isinstance(entry.record, records.ResultArrived) and present[0] is Stage.FIRST_LINES):
                 waits.append(Wait(*present, entry.time, crowd.count(present[0])))
             present = None
@@ -54,7 +54,7 @@ def find_start(entries: Sequence[Entry]) -> list[Wait]:
 
 @dataclass
 class _Crowd:
-    """Who is there while the first world gathers. ``stage`` is what all wait for, None from the first step on."""
+    """The hosts and workers while the first world gathers. ``stage`` is what all wait for; None from the first step on."""
 
     stage: Stage | None = Stage.SLOTS
     _size: int = 0
@@ -79,7 +79,7 @@ class _Crowd:
                 self._gather(record)
 
     def _gather(self, record: Record) -> None:
-        """Follow who comes and goes before the first world, or after one that broke before its first step."""
+        """Follow arrivals and losses before the first world, or after a world that broke before its first step."""
         match record:
             case records.JobStarted(num_proc=num_proc):
                 self._size = num_proc
@@ -113,7 +113,7 @@ class _Crowd:
         return Stage.IMPORTS if self._starting or workers < self._size else Stage.FIRST_LINES
 
     def count(self, stage: Stage) -> str:
-        """Say who is there, of those whom a stage waits for."""
+        """Say how many of those for whom a stage waits are there."""
         there = {
             Stage.SLOTS: (len(self._hosts), "slots are there"),
             Stage.IMPORTS: (len(self._running | self._ready), "workers run"),

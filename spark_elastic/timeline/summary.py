@@ -79,7 +79,7 @@ def reset_facts(reset: Reset) -> dict[str, Json]:
 
 
 def summary_text(history: History, unread: Unread = ALL_READ) -> str:
-    """Return the figures as lines of text, in which nothing of the log is a command to the terminal."""
+    """Return the figures as lines of text. Nothing from the log can act as a command to the terminal."""
     unit = history.unit
     available = "no step was made" if history.availability is None else f"availability {history.availability:.2%}"
     lines = [
@@ -106,7 +106,7 @@ def summary_text(history: History, unread: Unread = ALL_READ) -> str:
 
 
 def headline(history: History, present: str = "is not over in this log") -> str:
-    """Return a sentence or two on how the run went. ``present`` is what a run does that is not over."""
+    """Return a sentence or two on how the run went. ``present`` says what a run does that is not over."""
     kinds = [reset.kind for reset in history.resets]
     counts = [
         _count(kinds.count(Kind.LOSS), "failure"),
@@ -128,7 +128,7 @@ def headline(history: History, present: str = "is not over in this log") -> str:
 
 
 def to_first_step(history: History) -> str:
-    """Say how long the first step took to come."""
+    """Say how long it took until the first step."""
     return "–" if history.trained_from is None else f"{history.trained_from:.1f} s"
 
 
