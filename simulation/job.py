@@ -29,7 +29,7 @@ from spark_elastic.errors import SparkElasticError
 from spark_elastic.protocol.records import Record
 from spark_elastic.protocol.ticket import CheckpointPlan, Payload
 
-# How many seconds a job has to end after the last fault has healed, and its processes after that.
+# How many seconds a job may take to end once the last fault has healed, and its processes after it.
 JOB_SECONDS = 250.0
 END_SECONDS = 60.0
 EVENT_LIMIT = 200_000
@@ -53,7 +53,7 @@ class _Log:
 
 
 class Simulation(Universe):
-    """Plays one schedule. ``violation`` is what was found to be wrong, empty if nothing was."""
+    """Plays one schedule. ``violation`` says what was found to be wrong; empty if nothing was."""
 
     def __init__(self, schedule: Schedule, *, keep_history: bool = False) -> None:
         self.schedule = schedule
@@ -137,7 +137,7 @@ class Simulation(Universe):
         self.clock.soon(self.spark.give_back)
 
     def _decided(self) -> None:
-        """What ``run()`` does once there is an outcome."""
+        """Do what ``run()`` does once there is an outcome."""
         self.is_over = True
         self.note("has", "the job", repr(self.service.outcome.exception() or "finished"))
         self.clock.after(self.random.uniform(0.0, 0.2), self._close)
@@ -190,17 +190,17 @@ class Simulation(Universe):
     # ------------------------------------------------------------------ for the parts
 
     def strike_at(self, point: str, worker: WorkerProcess) -> None:
-        """Let the faults strike that wait for this visit of the point."""
+        """Let those faults strike that wait for this visit to the point."""
         for fault in self.faults_at.get(point, ()):
             if fault.nth == self.points[point]:
                 self.strikes.strike(fault, worker)
 
     def heals(self, when: float) -> None:
-        """Note until when a fault has consequences that nobody is to blame for."""
+        """Note until when a fault has consequences for which nobody is to blame."""
         self._healed_at = max(self._healed_at, when)
 
     def delay(self, link: Link) -> float:
-        """Seconds that a message takes."""
+        """Return how many seconds a message takes."""
         dice = self.random.random()
         seconds = 0.0003 + dice * 0.003 if dice < 0.95 else dice * 0.1
         return seconds + link.lag * self.random.random()

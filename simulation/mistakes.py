@@ -1,8 +1,8 @@
-"""The mistakes of the product that the simulation has to notice, one a line: what goes wrong, where, and by which change.
+"""The mistakes of the product that the simulation has to notice, one per line: what goes wrong, where, and by which change.
 
-If no schedule notices a mistake, a unit test does, which is named with the mistake. Not here are mistakes that another guard
-makes up for (``form_timeout`` of driver and rank, two checks of a commit in a broken world), and those that need what does not
-happen in a job: messages of a connection keep their order, and there are no more slots than ``max_np``.
+If no schedule notices a mistake, a unit test does, which is named with the mistake. Left out are mistakes for which
+another guard makes up (``form_timeout`` of driver and rank, two checks of a commit in a broken world), and mistakes that need
+something that does not happen in a job: messages of a connection keep their order, and there are no more slots than ``max_np``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Mutant:
     where: str
     old: str
     new: str
-    # The unit test that notices it, as module:function, where no schedule does. It is called without fixtures.
+    # The unit test that notices the mistake, as module:function, if no schedule does. It is called without fixtures.
     test: str = ""
 
 

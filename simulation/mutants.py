@@ -39,7 +39,7 @@ def applied(mutant: Mutant) -> Iterator[None]:
     text = f"from __future__ import annotations\ndef make(__class__):\n{body}\n    return {name}\n"
     exec(compile(text, f"<{mutant.name}>", "exec"), module.__dict__, names)
     made: Any = names["make"]
-    # The function object stays the same, so code that refers to it by another name, or through a table, makes the mistake, too.
+    # The function object stays the same, so code that refers to it by another name or through a table makes the mistake, too.
     original, function.__code__ = function.__code__, _function(made(place)).__code__
     try:
         yield
@@ -52,7 +52,7 @@ def _function(defined: Any) -> Any:
 
 
 def schedules_until_caught(mutant: Mutant, limit: int = LIMIT) -> tuple[int, str]:
-    """Play until something is noticed; return how many schedules it took (0: nothing was), and what it was."""
+    """Play until a violation is noticed. Return how many schedules that took, 0 if none was noticed, and the violation."""
     deliveries.cache_clear()
     try:
         with applied(mutant):

@@ -34,7 +34,7 @@ def play_each(seeds: Iterable[int]) -> Iterator[Simulation]:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Keep Python from looking for cycles: a simulation is a large one, and looking into it while it grows finds nothing."""
+    """Keep Python from looking for cycles: a simulation is one large cycle, and searching it while it grows finds nothing."""
     gc.disable()
     gc.freeze()  # objects that existed before are not scanned between schedules, either
     try:
@@ -53,7 +53,7 @@ def play_chunk(seeds: range) -> Tally:
 
 
 def play_many(first: int, count: int, jobs: int | None = None) -> Iterator[Tally]:
-    """Play ``count`` schedules from the seed ``first`` on in ``jobs`` processes (default: one a core); yield what was seen."""
+    """Play ``count`` schedules from seed ``first`` on, in ``jobs`` processes (default: one per core); yield what was seen."""
     last = first + count
     chunks = [range(start, min(start + CHUNK, last)) for start in range(first, last, CHUNK)]
     jobs = jobs or len(os.sched_getaffinity(0))
@@ -66,7 +66,7 @@ def play_many(first: int, count: int, jobs: int | None = None) -> Iterator[Tally
 
 
 def minimize(schedule: Schedule, plays: Callable[[Schedule], Simulation] = play) -> Schedule:
-    """Leave faults out one by one, as long as what is left still ends in a violation."""
+    """Leave out faults one by one, as long as the others still end in a violation."""
     for fault in schedule.faults:
         smaller = replace(schedule, faults=tuple(other for other in schedule.faults if other is not fault))
         if plays(smaller).violation:
@@ -75,7 +75,7 @@ def minimize(schedule: Schedule, plays: Callable[[Schedule], Simulation] = play)
 
 
 def replay_command(schedule: Schedule) -> str:
-    """The command that plays this schedule again and prints its history."""
+    """Return the command that plays this schedule again and prints its history."""
     whole = make_schedule(schedule.seed)
     kept = ",".join(str(fault.number) for fault in schedule.faults)
     only = "" if whole.faults == schedule.faults else f" --faults {kept or 'none'}"

@@ -1,4 +1,4 @@
-"""What a number of simulations have seen, added up."""
+"""The sum of what a number of simulations have seen."""
 
 from __future__ import annotations
 

@@ -34,19 +34,19 @@ from spark_elastic.protocol.messages import CommitId
 from spark_elastic.protocol.records import StateLost, WorkerLost, WorldBroken
 from spark_elastic.worker.job import current_job
 
-# How many commits a rank may be ahead of another: one that it has just made, and one before it that no step preceded.
+# How many commits a rank may be ahead of another: the one that it has just made, and one before it without a step.
 MOST_APART = 2
 # The phases of workers that the machine counts on.
 _COUNTED = (WorkerPhase.READY, WorkerPhase.MEMBER, WorkerPhase.VOTED)
 
 
 def _held_by(worker: WorkerProcess) -> CommitId | None:
-    """The commit that a worker really holds, whatever it has reported."""
+    """Return the commit that a worker really holds, whatever it has reported."""
     return worker.holds if worker.state is None or worker.state._commits.can_restore() else None
 
 
 def _newest_of(workers: Iterable[WorkerProcess]) -> CommitId | None:
-    """The newest commit that these workers really hold, each alone or together, if commits are kept in slices."""
+    """Return the newest commit that these workers really hold, one alone or, in slices, several together."""
     kept = [
         Worker(worker.number, 0, "", Place("", 0), started_at=0.0, heard=0.0, slices=worker.state._keeper.slices)
         for worker in workers
@@ -56,12 +56,12 @@ def _newest_of(workers: Iterable[WorkerProcess]) -> CommitId | None:
 
 
 def _is_about_to_commit(worker: WorkerProcess) -> bool:
-    """Whether a worker that keeps no copies has made a step, all of whose reductions had succeeded, and not committed it yet."""
+    """Whether a worker that keeps no copies has made a step whose reductions all succeeded, and has not committed it yet."""
     return worker.state is not None and not worker.state._commits.can_restore()
 
 
 class WatchedMachine(DriverMachine):
-    """The driver's machine, which is checked after every event."""
+    """The driver's machine, checked after every event."""
 
     def __init__(self, settings: JobSettings, now: float) -> None:
         super().__init__(settings, now)
@@ -105,7 +105,7 @@ class Invariants:
         self._workers: dict[int, list[int]] = {}
         self._phase = "-"
         self._world_is_over = True
-        # How many generations in a row newcomers have broken without a commit in between, and when the last one broke.
+        # The generations in a row that newcomers have broken without a commit in between, and when the last one broke.
         self._broken_by_newcomers: set[int] = set()
         self._broken_at = 0.0
         # Workers that have made a commit of their own.
@@ -116,7 +116,7 @@ class Invariants:
     # ------------------------------------------------------------------ the driver
 
     def told(self, event: ev.Event | None, commands: list[do.Command], was_over: bool) -> None:
-        """Check what the machine has made of an event (None: check what it has decided)."""
+        """Check how the machine has handled an event, or with None what it has decided."""
         job, simulation = self.machine.job, self.simulation
         before = self._phase
         if event is not None or commands:
@@ -141,7 +141,7 @@ class Invariants:
             self._connected.update(world.workers)
 
     def _check_decided(self, world: Generation) -> None:
-        """A world without a loss goes on, and workers that were left out of it do not stay for the next with what they hold."""
+        """A world without a loss continues, and workers left out of it do not stay for the next with the commits they hold."""
         seen = self.machine.job.situation
         if world.phase in (WorldPhase.RUNNING, WorldPhase.FORMING):
             for number in world.workers:
@@ -176,9 +176,9 @@ class Invariants:
                     self._world_is_over = True
 
     def _check_loss(self, record: WorkerLost) -> None:
-        """No worker is taken out except for a fault, or for having no state to begin with.
+        """No worker is taken out except for a fault, or because it has no state to begin with.
 
-        It cannot be known which member of a world is unreachable, so a fault of one explains that another is blamed, a newcomer
+        Nobody can know which member of a world is unreachable, so one member's fault explains that another is blamed, newcomers
         first.
         """
         worker, cause = record.worker, record.cause
@@ -195,7 +195,7 @@ class Invariants:
         self._check_is_not_the_last_holder(worker, cause)
 
     def _check_is_not_the_last_holder(self, number: int, cause: str) -> None:
-        """A worker that lives, goes on, and alone holds the newest commit is not taken out as late, silent or unreachable."""
+        """A worker that lives, continues and alone holds the newest commit is not taken out as late, silent or unreachable."""
         process = self.simulation.workers.get(number)
         if process is None or not process.is_alive or self.simulation.strikes.is_gone_for_good(process):
             return
@@ -206,18 +206,18 @@ class Invariants:
             return
         job = self.simulation.schedule.job
         if job.redundancy:
-            return  # a rank that does not come back is given up after hang_timeout: the others may hold its slices, too
+            return  # a rank that does not come back is given up after hang_timeout: others may hold its slices, too
         if job.in_place and job.reduces_metrics:
             return  # the others may wait for it between step and commit, with no way back: docs/howto/commits.md warns of that
         counted = [
             self.simulation.workers.get(other) for other, w in self.machine.job.workers.items() if w.phase in _COUNTED
         ]
         if any(other is not None and not other.is_alive for other in counted):
-            return  # the driver does not know yet that these workers are gone, and relied on them
+            return  # the driver relied on these workers, and does not know yet that they are gone
         if held.index == 0 and self.machine.job.newest_commit is None:
             return  # the seal of a job's first world, before anything was trained: the other members begin with the same state
         if job.in_place and any(map(_is_about_to_commit, self._living(*_COUNTED))):
-            return  # another worker has a newer commit; it stepped after the driver last heard of it, and commits by itself
+            return  # another worker has a newer commit; it stepped after the driver last heard from it, and commits by itself
         others = [commit for other in self._living(*_COUNTED) if (commit := _held_by(other)) is not None]
         # The driver does not know what a silent worker has committed since its last message; a late worker has reported it.
         if not others or ("did not return" in cause and max(others) < held):
@@ -227,7 +227,7 @@ class Invariants:
         """No world breaks unless a fault has touched one of its ranks."""
         workers = self._workers[record.generation]
         is_explained = any(map(self._is_explained, workers)) or StateLostError.__name__ in record.reason
-        # Ranks find each other by the driver's store.
+        # Ranks find each other through the driver's store.
         if not is_explained and not self._has_struck(Kind.PAUSE_DRIVER):
             self.simulation.fail(f"a healthy world was broken: {record}")
 
@@ -245,7 +245,7 @@ class Invariants:
             fail(f"ranks are not dense and unique: {members}")
         if workers[0] != min(workers):
             fail(f"rank 0 is not the oldest of {workers}")
-        # Ranks that hold commits only together stay until fewer hold them.
+        # Ranks that hold commits only together stay until fewer ranks hold them.
         most = settings.max_np if self.simulation.schedule.job.redundancy else machine.job.situation.most
         if not settings.min_np <= len(members) <= most:
             fail(f"{len(members)} members; min_np={settings.min_np}, at most {most}")
@@ -313,7 +313,7 @@ class Invariants:
                 )
 
     def _living(self, *phases: WorkerPhase) -> list[WorkerProcess]:
-        """Living processes that the machine believes to be in one of these phases."""
+        """Return the living processes that the machine believes to be in one of these phases."""
         processes = self.simulation.workers
         found = []
         for number, worker in self.machine.job.workers.items():
@@ -323,7 +323,7 @@ class Invariants:
         return found
 
     def _check_state_is_lost(self) -> None:
-        """Check that the machine is right to find that no worker holds the state any more."""
+        """Check that the machine is right in finding that no worker holds the state any more."""
         redundancy, world = self.simulation.schedule.job.redundancy, self.machine.job.world
         if redundancy:
             newest = _newest_of(self._living(*_COUNTED))
@@ -344,7 +344,7 @@ class Invariants:
     # ------------------------------------------------------------------ workers
 
     def newcomer_fails(self, process: WorkerProcess) -> None:
-        """A newcomer is about to raise, which breaks the world unless that is broken anyway."""
+        """A newcomer is about to raise, which breaks the world unless it is already broken."""
         world = self.machine.job.world
         if world is not None and process.number in self.machine.job.workers and world.phase is WorldPhase.RUNNING:
             self._broken_by_newcomers.add(world.generation)
@@ -389,7 +389,7 @@ class Invariants:
     # ------------------------------------------------------------------ the end
 
     def finished(self, results: list[bytes]) -> None:
-        """Every row of every epoch was trained on once, and all ranks return the same."""
+        """Every row of every epoch was trained on once, and all ranks return the same result."""
         job = self.simulation.schedule.job
         weights = [pickle.loads(result) for result in results]
         if len(set(weights)) != 1:

@@ -1,1 +1,1 @@
-"""What befalls a job: a schedule made from a seed, and how its faults strike."""
+"""What happens to a job: a schedule made from a seed, and how its faults strike."""

@@ -1,4 +1,4 @@
-"""What a seed stands for: a job, a cluster, and the faults that befall them."""
+"""What a seed determines: a job, a cluster, and the faults that strike them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from spark_elastic.worker.zero import divides
 
 
 class Kind(Enum):
-    """A fault. Those of a worker or a task strike the one that is picked, or that has reached the fault's point."""
+    """A fault. Faults of a worker or task strike the one that is picked, or the one that has reached the fault's point."""
 
     KILL = "its process is killed"
     EXIT = "it exits by itself"
@@ -82,10 +82,10 @@ POINTS = {
 
 @dataclass(frozen=True, slots=True)
 class SimulatedFault:
-    """Strikes at a time, or when ``point`` is reached for the ``nth`` time by any worker, or ``follows`` seconds after the
-    fault before it. ``pick`` chooses who is hit.
+    """Strikes at a time, or when any workers reach ``point`` for the ``nth`` time, or ``follows`` seconds after the previous
+    fault. ``pick`` chooses who is hit.
 
-    With a point it strikes the worker that has come there, or, where ``other`` is set, the one that is picked.
+    With a point, it strikes the worker that has come there, or the picked one if ``other`` is set.
     """
 
     number: int
@@ -125,9 +125,9 @@ class Job:
     # Whether copies are made by a GPU, after commits have returned.
     on_gpu: bool
     replaces_slow: bool
-    # Whether fewer workers train where that is faster, by times that are drawn at random.
+    # Whether fewer workers train if that is faster, by times that are drawn at random.
     adapts: bool
-    # How many neighbours may be lost where ranks hold commits only together; 0 where each holds them whole.
+    # How many neighbours may be lost if ranks hold commits only together; 0 if each rank holds whole commits.
     redundancy: int
     # Whether the optimizer's state is divided among ranks; commits are then kept in slices or as copies.
     is_divided: bool
@@ -156,7 +156,7 @@ _DATA = (
 
 
 def make_schedule(seed: int) -> Schedule:
-    """Make the schedule of a seed."""
+    """Return the schedule of a seed."""
     dice, further = random.Random(seed), random.Random(f"commits {seed}")
     max_np = dice.choice((1, 2, 2, 2, 2, 3, 3, 3, 4, 5))
     min_np = dice.randint(1, max_np)

@@ -15,16 +15,16 @@ from simulation.world.universe import Universe
 from spark_elastic.errors import JobCancelledError
 from spark_elastic.worker.job import current_job
 
-# Holding Python's lock for less than this, which is shorter than hang_timeout and form_timeout, explains no loss.
+# Holding the GIL for less than this, which is shorter than hang_timeout and form_timeout, explains no loss.
 BRIEF_SECONDS = 5.0
 # The longest time of an evaluation: more than ready_timeout and less than hang_timeout.
 EVALUATION_SECONDS = 4.5
-# A little more than twice hang_timeout, which is how long a world lasts that waits for lost packets.
+# A little more than twice hang_timeout, which is how long a world that waits for lost packets lasts.
 BLACK_HOLE_SECONDS = 15.0
 
 
 class Strikes:
-    """Carries faults out, and knows which workers were hit: their loss needs no other explanation."""
+    """Carries out faults, and knows which workers were hit: their loss needs no other explanation."""
 
     def __init__(self, simulation: Universe) -> None:
         self.simulation = simulation
@@ -35,7 +35,7 @@ class Strikes:
         self._stopped: set[WorkerProcess] = set()
 
     def strike(self, fault: SimulatedFault, here: WorkerProcess | None) -> None:  # noqa: C901
-        """Let a fault strike the worker that has come to its point, or one that is picked."""
+        """Let a fault strike the worker that has come to its point, or a picked one."""
         simulation = self.simulation
         if simulation.is_over:
             return
@@ -73,7 +73,7 @@ class Strikes:
             action(worker, fault)
 
     def is_gone_for_good(self, worker: WorkerProcess) -> bool:
-        """Whether this worker will never go on, although it lives."""
+        """Whether this worker is alive but will never continue."""
         return worker in self._hung or worker in self._stopped or worker.machine.is_lost
 
     def is_hit(self, worker: WorkerProcess) -> bool:
@@ -149,7 +149,7 @@ class Strikes:
             threads.sleep(1e9)
 
     def _is_found(self, worker: WorkerProcess) -> bool:
-        """Outside a world, or if no other rank waits for it, a hang cannot be told from long user code."""
+        """Whether a hang can be told from long user code: not outside a world, and not if no other rank waits for it."""
         job = worker.job or current_job()
         if job is None or job.world is None or job.finished:
             return False
@@ -176,7 +176,7 @@ class Strikes:
         return thread is not None and thread.process is worker and thread._greenlet is getcurrent()
 
     def _hold(self, worker: WorkerProcess) -> None:
-        """A process that stops itself does so immediately, and not at its next wait."""
+        """Have a process that stops itself do so immediately, and not at its next wait."""
         if self._is_here(worker):
             threads.sleep(0.0)
 
@@ -212,7 +212,7 @@ class Strikes:
         self._watch_drain(executor, deadline)
 
     def _watch_drain(self, executor: Executor, deadline: float | None) -> None:
-        """What the launcher does: tell of each slot that has registered; and what Spark does: it waits for running tasks."""
+        """Do what the launcher does, which is to report each registered slot, and what Spark does, which is to wait for tasks."""
         simulation = self.simulation
         if simulation.is_over or not executor.is_alive:
             return
@@ -310,7 +310,7 @@ class Strikes:
         self.simulation.heals(until)
 
     def newcomer_has_the_state(self, worker: WorkerProcess) -> None:
-        """Let the newcomer raise, as code does whose objects do not fit the state."""
+        """Let the newcomer raise, like code whose objects do not fit the state."""
         if self.simulation.clock.now < self.simulation.newcomers_fail_until:
             self.hit.add(worker)
             self.simulation.invariants.newcomer_fails(worker)

@@ -1,1 +1,1 @@
-"""The product in the simulated world: what its processes run on, what Spark does about them, and what users train."""
+"""The product in the simulated world: what its processes run on, what Spark does with them, and what users train."""

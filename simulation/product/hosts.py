@@ -1,4 +1,4 @@
-"""Hosts: tasks and workers as processes, and what the supervisor and its warm parent do about workers."""
+"""Hosts: tasks and workers as processes, and what the supervisor and its warm parent do with workers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TICKET: Any = SimpleNamespace(run_id="simulated", addresses=(("driver", 1),), cr
 
 
 class InjectedError(Exception):
-    """What a fault of the kind RAISE raises in user code."""
+    """Raised in user code by a fault of the kind RAISE."""
 
 
 class WorkerProcess(Process):
@@ -39,13 +39,13 @@ class WorkerProcess(Process):
         super().__init__(simulation, task.machine, number)
         self.task = task
         self._token = token
-        # For the invariants.
+        # Only the invariants read this.
         self.state: Any = None
         self.holds: CommitId | None = None
         self.stands_ready = False
         # How many seconds the worker will spend in user code before its next step.
         self.evaluation = 0.0
-        # Whether the worker does nothing because one call holds its Python's lock.
+        # Whether the worker does nothing because one call holds the GIL.
         self.holds_gil = False
         simulation.workers[number] = self
         threads.Thread(self._main, process=self).start()
@@ -67,7 +67,7 @@ class WorkerProcess(Process):
         threads.sleep(self.simulation.random.uniform(least, most) * self.machine.slowness)
 
     def reached(self, point: str) -> None:
-        """A named place of the protocol: faults strike here, and other threads may come between."""
+        """Visit a named point of the protocol: faults may strike here, and other threads may run in between."""
         simulation = self.simulation
         simulation.points[point] += 1
         if point == "STEP" and self.evaluation:
@@ -91,7 +91,7 @@ class WorkerProcess(Process):
 
 
 class TaskProcess(Process):
-    """A Spark task: ``_serve`` of the task's service, as the only thing that runs there."""
+    """A Spark task, which runs only ``serve`` of the task's service."""
 
     kind = "task"
 
@@ -143,7 +143,7 @@ class TaskProcess(Process):
 
 
 class Supervisor:
-    """Stands for ``WorkerSupervisor`` and the warm parent below it, which has a life of its own."""
+    """Stands in for ``WorkerSupervisor`` and its warm parent, which has a life of its own."""
 
     def __init__(self, task: TaskProcess, ticket: Any, connection: Any, environment: Any) -> None:
         self.task = task
@@ -183,7 +183,7 @@ class Supervisor:
         """Nothing is kept for another job."""
 
     def break_warm_parent(self) -> None:
-        """The warm parent was killed, and everything below it dies with it."""
+        """Kill the warm parent; everything below it dies with it."""
         if self.task.is_alive and not self.broken.done():
             if self.current is not None:
                 self.current.kill()
@@ -199,7 +199,7 @@ class Supervisor:
             self._see(self.current)
 
     def _see(self, worker: WorkerProcess) -> None:
-        """Every second, unless the worker's process is stopped or has ended. One whose GIL is held runs."""
+        """Report every second that a worker's process runs, unless it is stopped or has ended. One whose GIL is held runs."""
         if worker is self.current and worker.is_alive and self.task.is_alive:
             if not worker.loop.is_stopped or worker.holds_gil:
                 self._say(m.WorkerSeen(worker.number))
@@ -224,7 +224,7 @@ class Supervisor:
             self.idle.set()
 
     def _say(self, message: m.Message) -> None:
-        """Send by way of the task's loop, because a stopped task sends nothing."""
+        """Send through the task's loop, because a stopped task sends nothing."""
         self.task.loop.call_soon(self._driver.send, message)
 
     def task_dies(self) -> None:

@@ -1,7 +1,7 @@
-"""What simulated processes run on: the product's own interfaces to the world outside, with what is simulated behind them.
+"""What simulated processes run on: the product's own interfaces to the outside world, with the simulation behind them.
 
-Nothing of the product is replaced: driver, tasks and workers are given at their entrance what stands for clock, threads,
-network, processes, launcher and disk.
+No part of the product is patched: driver, tasks and workers are passed stand-ins for clock, threads, network, processes,
+launcher and disk.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from spark_elastic.worker.runtime import Runtime
 
 
 def of_driver(simulation: Universe, machine: Callable[[JobSettings, float], DriverMachine]) -> DriverRuntime:
-    """What the driver's service runs on."""
+    """Return what the driver's service runs on."""
     return DriverRuntime(
         clock=lambda: simulation.clock.now,
         new_event_loop=lambda: simulation.driver.loop,
@@ -40,7 +40,7 @@ def of_driver(simulation: Universe, machine: Callable[[JobSettings, float], Driv
 
 
 def of_task(process: Process, facts: HostFacts, supervisor: Any) -> TaskRuntime:
-    """What the service of a Spark task runs on."""
+    """Return what the service of a Spark task runs on."""
     return TaskRuntime(
         connect=partial(network.connect, process.simulation, process),
         facts=lambda *_: facts,
@@ -53,7 +53,7 @@ def of_task(process: Process, facts: HostFacts, supervisor: Any) -> TaskRuntime:
 
 
 def of_worker(process: Process, exit: Callable[[int], Any]) -> Runtime:
-    """What a worker runs on."""
+    """Return what a worker runs on."""
     simulation: Any = process.simulation
     return Runtime(
         clock=lambda: simulation.clock.now,
@@ -78,7 +78,7 @@ class Control(ControlClient):
     """The control client, which tells the simulation what its process does."""
 
     def failed(self, error: BaseException, fatal: bool = False) -> None:
-        """A killed process unwinds here, too, but sends nothing."""
+        """Report an error. A killed process unwinds here, too, but sends nothing."""
         if threads.current().process.is_alive:
             super().failed(error, fatal)
 
@@ -96,7 +96,7 @@ def _open_door(simulation: Universe, accepted: Any) -> Any:
 
 
 def _connection(reader: Any, writer: Any, expected: Any) -> Any:
-    """The driver's end of a connection stands for reader and writer, too."""
+    """Return the driver's end of a connection. It stands in for reader and writer, too."""
     writer.expected = expected
     return writer
 
@@ -112,7 +112,7 @@ async def _never() -> NoReturn:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Keep the product's log silent, and leave what it holds for this Python process as it was."""
+    """Keep the product's log silent, and restore the product's process-wide state afterwards."""
     logger = logging.getLogger("spark_elastic")
     level, job = logger.level, current_job()
     logger.setLevel(logging.CRITICAL + 1)

@@ -16,14 +16,14 @@ class _Slot:
         self.number = number
         self.attempts: list[TaskProcess] = []
         self.failures = 0
-        # Waits in Spark's queue for a core.
+        # Whether it waits in Spark's queue for a core.
         self.is_queued = False
         self.is_submitted = False
         self.resubmissions = 0
 
 
 class Spark:
-    """The cluster as our tasks see it. Executors that go are replaced after ``replace_seconds``."""
+    """The cluster as our tasks see it. Lost executors are replaced after ``replace_seconds``."""
 
     def __init__(self, simulation: Universe, machines: int, executors: int, cores: int, slots: int) -> None:
         self.simulation = simulation
@@ -76,7 +76,7 @@ class Spark:
                 self._start(slot, executor)
 
     def duplicate(self, number: int) -> None:
-        """Start a speculative attempt of a slot beside the one that runs."""
+        """Start a speculative attempt of a slot's task beside the running one."""
         executor = self._free_executor()
         slot = self.slots[number % len(self.slots)]
         if executor is not None and slot.attempts:
@@ -84,7 +84,7 @@ class Spark:
 
     @property
     def is_starved(self) -> bool:
-        """Whether a slot waits for a core that the speculative duplicate of another one holds."""
+        """Whether a slot waits for a core that another slot's speculative duplicate holds."""
         waits = any(slot.is_queued and not slot.attempts for slot in self.slots)
         return waits and any(len(slot.attempts) > 1 for slot in self.slots)
 
@@ -153,12 +153,12 @@ class Spark:
         self.simulation.clock.after(replaced_after, self.replace, executor.machine)
 
     def drop_executor(self, executor: Executor) -> None:
-        """A drained executor without tasks goes; who needs it has seen to a replacement."""
+        """Remove a drained executor without tasks. The caller has arranged for a replacement if one is needed."""
         executor.is_alive = False
         self.executors.remove(executor)
 
     def replace(self, machine: Machine) -> None:
-        """Start an executor in the place of one that has gone, elsewhere where its machine has gone, too."""
+        """Start an executor in place of a lost one, on another machine if its machine was lost, too."""
         if machine.is_lost:
             machine = next(other for other in self.machines if not other.is_lost)
         self.add_executor(machine)

@@ -1,7 +1,7 @@
 """What the simulated users run: a model that is its own history, over real trackers, orders and plans.
 
-The weights are the name of a node in the simulation's ledger: which weights there were before, and which rows were trained on
-since. So equal weights mean equal histories, and the rows of a job can be counted at its end.
+The weights name a node in the simulation's ledger, which says which weights came before and which rows were trained on since.
+So equal weights mean equal histories, and the rows of a job can be counted at its end.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Tickets = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """Rows of each row group, and in which order and batches they are trained on."""
+    """The rows of each row group, and the order and batches in which they are trained on."""
 
     rows: tuple[int, ...]
     lanes: int
@@ -62,7 +62,7 @@ class Dataset:
 def deliveries(
     data: Dataset, epoch: int, position: int, size: int, rank: int, shares: tuple[int, ...]
 ) -> tuple[tuple[Step, int, Tickets], ...]:
-    """What a rank gets from a position to the end of the epoch: steps, sums of tickets, and the tickets that count."""
+    """Return what a rank gets from a position to the epoch's end: steps, sums of tickets, and the tickets that count."""
     tracker = data.tracker()
     tracker.set_world(rank, size)
     if shares:
@@ -84,7 +84,7 @@ def _order(data: Dataset, epoch: int) -> EpochOrder:
 
 
 class Tracker(RowGroupTracker):
-    """The tracker, which takes the order of an epoch from a cache: all workers and many simulations have the same ones."""
+    """The tracker, with the order of epochs from a cache: all workers and many simulations have the same orders."""
 
     def __init__(self, data: Dataset, rows: np.ndarray, spec: OrderSpec, plan: BatchPlan) -> None:
         super().__init__(rows, spec, plan)
@@ -96,7 +96,7 @@ class Tracker(RowGroupTracker):
 
 
 class _Chance(Stopwatch):
-    """Says at random how long steps take, so that shares and sizes change often."""
+    """Draws the times of steps at random, so that shares and sizes change often."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
@@ -156,7 +156,7 @@ class Model(torch.nn.Module):
 
 
 class SlicedModel(Model):
-    """Has the weights in every element of a parameter, so that a slice that is missing or old shows."""
+    """Has the weights in every element of a parameter, so that a missing or outdated slice shows."""
 
     def __init__(self) -> None:
         torch.nn.Module.__init__(self)
@@ -211,7 +211,7 @@ class Optimizer(torch.optim.Optimizer):
 
 
 class DividedOptimizer(ZeroRedundancyOptimizer):
-    """Has the weights in the state of each of its parameters, so that a state that is missing or old shows."""
+    """Has the weights in the state of each of its parameters, so that a missing or outdated state shows."""
 
     def __init__(self, model: Model) -> None:
         sizes = (3, 2, 2, 1, 1, 1)
@@ -280,7 +280,7 @@ class State(TorchState):
 
     def save(self) -> None:
         super().save()
-        # Only commits are copied behind reductions; what rank 0 begins with is not.
+        # Only commits are copied behind reductions; rank 0's initial state is not.
         job = self._process.simulation.schedule.job
         if job.on_gpu:
             keeper: Any = self._keeper
@@ -334,7 +334,7 @@ def train() -> int:
 
 
 def _reduce(process: Any, state: Any, tickets: Tickets) -> int:
-    """The step's all-reduce, and the weights after it: the same on every rank."""
+    """All-reduce a step, and return the weights after it, the same on every rank."""
     loader = state.loader
     where = (loader.epoch, loader.rows_processed, state.model.weights)
     try:

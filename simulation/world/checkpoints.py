@@ -1,4 +1,4 @@
-"""The disk of durable checkpoints, and who writes there: what is lent to a slow writer has to stay as it was."""
+"""The disk of durable checkpoints, and its writers: a snapshot that is lent to a slow writer must not change."""
 
 from __future__ import annotations
 
@@ -17,7 +17,12 @@ from spark_elastic.errors import CheckpointError, WorkerLostError
 from spark_elastic.protocol.messages import CommitId
 from spark_elastic.protocol.ticket import CheckpointPlan
 
+<<<<<<< HEAD
 # How long a wait lasts in which nothing is written, as in the product: more than hang_timeout and than any write.
+=======
+
+# How long to wait while nothing is written, as in the product: longer than hang_timeout and than any write.
+>>>>>>> 6725509 (Simulation: comments with a subject; shorter sentences elsewhere)
 STALL_SECONDS = 15.0
 
 
@@ -44,7 +49,7 @@ class Writer(CheckpointWriter):
         disk = self._simulation.disk
         saved: SavedState | None = disk[max(disk)] if disk else None
         if saved is not None:
-            self._process.holds = None  # what the rank had, if anything, is about to be overwritten
+            self._process.holds = None  # any commit that the rank held is about to be overwritten
         return saved
 
     def is_due(self) -> bool:
@@ -62,7 +67,7 @@ class Writer(CheckpointWriter):
 
     def begin(self, commit: CommitId, snapshots: Any) -> None:
         snapshot = snapshots.lend()
-        # By way of the process's loop: a dead process writes nothing.
+        # Through the process's loop, because a dead process writes nothing.
         self._process.loop.call_later(self._start(), self._end, commit, snapshot, snapshot.content(), snapshots)
 
     def begin_part(self, commit: CommitId, part: Part, meeting: PartMeeting) -> None:
@@ -73,7 +78,7 @@ class Writer(CheckpointWriter):
         threads.Thread(lambda: self._write_slowly(commit, part, meeting, seconds), process=self._process).start()
 
     def _start(self) -> float:
-        """Return how long the write takes that begins."""
+        """Return how long the write that begins will take."""
         self._due_at = self._simulation.clock.now + self._interval
         self._is_writing = True
         seconds: float = self._simulation.random.uniform(0.01, 0.6) * self._process.machine.slowness

@@ -1,6 +1,6 @@
-"""Simulated time: one queue of what is to happen, and an event loop for each process, as asyncio wants it.
+"""Simulated time: one queue of future events, and an event loop for each process, as asyncio expects it.
 
-A process that is stopped (SIGSTOP, a paused machine) has its callbacks parked until it goes on; those of a dead one are dropped.
+The callbacks of a stopped process (SIGSTOP, a paused machine) are parked until it continues; those of a dead one are dropped.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from simulation.world.threads import run_coroutine_threadsafe
 
 
 class Handle:
-    """Something that is going to happen, with the interface that asyncio expects of a handle."""
+    """A future event, with the interface that asyncio expects of a handle."""
 
     __slots__ = ("args", "call", "is_cancelled", "loop")
 
@@ -35,7 +35,7 @@ class Handle:
 
 
 class Task(asyncio.Task[Any]):
-    """Has a place in sets that does not depend on where in memory it is: what is done in a set's order can be replayed."""
+    """A task whose hash does not depend on its address, so that whatever is done in the order of a set can be replayed."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, Any], loop: Any, number: int) -> None:
         self._number = number
@@ -47,7 +47,7 @@ class Task(asyncio.Task[Any]):
 
 
 class Clock:
-    """Runs what is due, in the order of time, then of asking. ``events`` counts what has been run."""
+    """Runs what is due, in order of time, then of request. ``events`` counts what has been run."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -67,7 +67,7 @@ class Clock:
         return handle
 
     def run(self, is_done: Callable[[], bool], until: float, limit: int) -> None:
-        """Run until ``is_done``, or nothing is left, or time has come to ``until``, or ``limit`` events have been run."""
+        """Run until ``is_done``, or nothing is left, or the time is ``until``, or ``limit`` events have been run."""
         ready, later = self._ready, self._later
         try:
             while self.events < limit:
@@ -116,12 +116,12 @@ class ProcessLoop:
                 self._clock._ready.append(handle)
 
     def end(self) -> None:
-        """End the loop. Its coroutines are closed, which nothing else can notice, because their connections are gone."""
+        """End the loop and close its coroutines. Nothing else can notice, because their connections are gone."""
         self.is_dead = True
         self.parked.clear()
         for task in self.tasks:
             coroutine: Any = task.get_coro()
-            for _ in range(20):  # a ``finally`` that awaits refuses to end at the first time of asking
+            for _ in range(20):  # a coroutine with a ``finally`` that awaits does not end at the first attempt
                 try:
                     coroutine.close()
                     break
@@ -171,5 +171,5 @@ class ProcessLoop:
         return self.is_dead
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Called by asyncio for an exception that was never retrieved."""
+        """Take an exception that was never retrieved. asyncio calls this."""
         self.process.unhandled(context.get("exception") or RuntimeError(context["message"]))

@@ -1,6 +1,6 @@
-"""A GPU and NCCL, as far as commits are concerned: copies are made after they were asked for, behind reductions of their step.
+"""A GPU and NCCL, as far as commits are concerned: copies are made after they were requested, behind their step's reductions.
 
-A reduction waits for lost ranks until it is aborted. An abort completes it with nonsense, on its own rank and on others.
+A reduction waits for lost ranks until it is aborted. An abort completes it with garbage, on its own rank and on others.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class GpuCopy(PendingCopy):
 
     def make(self) -> None:
         model = self._snapshot.skeleton["objects"]["model"]
-        # What is kept in place has been reduced before its step.
+        # Content that is kept in place was reduced before its step.
         if self._group.has_nonsense() and isinstance(model.content, dict):
             model.content["weights"] = NONSENSE
         self._is_made = True

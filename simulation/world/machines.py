@@ -6,17 +6,17 @@ from typing import Any
 
 
 class Machine:
-    """A computer of the cluster. ``slowness`` multiplies what takes time on it."""
+    """A computer of the cluster. ``slowness`` multiplies all times on it."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.processes: list[Any] = []
         self.slowness = 1.0
-        # Cut off from the driver; from the other machines.
+        # How many faults cut it off from the driver, and whether it is cut off from other machines.
         self.is_cut = 0
         self.is_isolated = False
         self.is_frozen = False
-        # Gone without a goodbye.
+        # Whether it is gone without a goodbye.
         self.is_lost = False
 
 
@@ -28,5 +28,5 @@ class Executor:
         self.tasks: list[Any] = []
         self.is_alive = True
         self.is_draining = False
-        # Whether its new workers cannot be connected to.
+        # Whether nobody can connect to new workers on the machine.
         self.is_blocked = False

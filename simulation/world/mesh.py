@@ -1,8 +1,8 @@
 """What Gloo does for a generation, as far as recovery is concerned.
 
-After the death of a rank only its neighbours in the ring get an error, the others hang until they are aborted. An abort on one
-rank fails what is pending there and nowhere else. Every rank sees, when it looks, that a connection has ended. A collective may
-be complete on one rank and fail on another.
+After the death of a rank, only its neighbours in the ring get an error; the others hang until they are aborted. An abort on one
+rank fails what is pending there, and nothing else. Every rank that checks sees that a connection has ended. A collective may
+complete on one rank and fail on another.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Mesh:
         self.takers: defaultdict[tuple[int, int], deque[Work]] = defaultdict(deque)
         self.blocked: list[Any] = []
         self.departed: set[int] = set()
-        # Ranks whose packets vanish without a word, for as long as these connections last.
+        # Ranks whose packets vanish silently, for as long as these connections last.
         self.swallowed: set[int] = set()
 
     def arrived(self) -> None:
@@ -86,7 +86,7 @@ class Mesh:
                 self._deliver(other, self.groups[rank], values)
 
     def _deliver(self, work: Work, group: Group, values: dict[int, Any]) -> None:
-        """Complete a rank's part, once all machines concerned reach each other."""
+        """Complete a rank's part once all machines concerned can reach each other."""
         concerned = {*values, group.rank}
         if len(concerned) > 1 and concerned & self.swallowed:
             return
@@ -98,7 +98,7 @@ class Mesh:
             self.simulation.clock.after(delay, work.complete, values)
 
     def unblock(self) -> None:
-        """Look again at what a partition has held up."""
+        """Check again what a partition has held up."""
         blocked, self.blocked = self.blocked, []
         for entry in blocked:
             self._deliver(*entry)
@@ -133,7 +133,7 @@ class Mesh:
 
 
 class Group:
-    """Stands for ``group.Group``."""
+    """Stands in for ``group.Group``."""
 
     def __init__(self, store: Any, rank: int, size: int, address: str, backend: str, timeout: timedelta) -> None:
         self.process = current().process
@@ -144,7 +144,7 @@ class Group:
         self.condition = Condition()
         self.runs_ahead = find_backend(backend).runs_ahead
         self.error = ""
-        # What the abort of the device's group sets free.
+        # What the abort of the device's group releases.
         self.stuck: list[Callable[[], None]] = []
         self.is_device_aborted = False
         self._store = store
@@ -219,13 +219,13 @@ class Group:
     # ------------------------------------------------------------------ operations
 
     def reduce(self, value: Any) -> Work:
-        """Enter a collective of the user's, in which all ranks' values are gathered."""
+        """Enter a collective of user code, which gathers all ranks' values."""
         work = self.collective(value)
         self._reduction = self._reduction or work
         return work
 
     def collective(self, value: Any, source: int | None = None) -> Work:
-        """Enter the next collective: all ranks' values are gathered, or that of ``source`` is broadcast."""
+        """Enter the next collective, which gathers all ranks' values or broadcasts that of ``source``."""
         number, self._entered = self._entered, self._entered + 1
         work = Work(self)
         self._pending.append(work)
@@ -303,7 +303,7 @@ class Group:
             self._fail("connection closed by peer")
 
     def has_nonsense(self) -> bool:
-        """Whether reductions that are not complete yet give nonsense: a rank that takes part has aborted NCCL.
+        """Whether reductions that are not complete yet give garbage: a rank that takes part has aborted NCCL.
 
         A rank that has given up connecting takes part in no reduction.
         """

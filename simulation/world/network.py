@@ -1,7 +1,7 @@
 """The control network: connections between machines and the driver, with delays, losses and partitions.
 
-Messages of one connection arrive in order, those of different ones in any. Real frames travel: they are encoded by the
-sender and decoded, against the receiver's schema, by the receiver.
+Messages of one connection arrive in order, those of different connections in any order. Real frames travel: the sender encodes
+them, and the receiver decodes them against its schema.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from simulation.world.universe import Universe
 from spark_elastic.protocol import connection
 from spark_elastic.protocol import messages as m
 
-# After how many seconds the kernel gives up a connection that gets no answers (see ``connection._notice_lost_hosts``).
+# After how many seconds without an answer the kernel gives up a connection (see ``connection._notice_lost_hosts``).
 GIVEN_UP_SECONDS = 30.0
 
 _decoders = {id(kind): msgspec.msgpack.Decoder(kind) for kind in (m.ToDriver, m.ToTask, m.ToWorker)}
@@ -25,7 +25,7 @@ _END = None
 
 
 class End:
-    """One end of a connection; has what our code asks of ``connection.Connection``."""
+    """One end of a connection, with everything that our code uses of ``connection.Connection``."""
 
     local_address = peer_address = "10.0.0.1"
     descriptor = -1
@@ -98,7 +98,7 @@ class End:
         simulation.clock.after(arrival - simulation.clock.now, self.peer._arrive, frame, link.epoch)
 
     def _arrive(self, frame: bytes | None, epoch: int | None = None) -> None:
-        """Take what has come into the kernel's buffer; whoever waits for it is woken, once its process runs."""
+        """Take a frame into the kernel's buffer. Whoever waits for it is woken once its process runs."""
         if epoch is not None and epoch != self.link.epoch:
             return
         self._inbox.append(frame)
@@ -124,7 +124,7 @@ class Link:
             self.cut()
 
     def lose(self) -> None:
-        """Break the connection: both ends notice it, and frames on their way are lost."""
+        """Break the connection: both ends notice, and frames on their way are lost."""
         self.epoch += 1
         self.held = None
         for end in (self.client, self.server):
@@ -132,7 +132,7 @@ class Link:
             end.open = False
 
     def cut(self) -> None:
-        """Take the network between the ends down."""
+        """Take down the network between the ends."""
         if self.held is None:
             self.held = []
             self.simulation.clock.after(GIVEN_UP_SECONDS, self._give_up, self.epoch, self.held)
@@ -148,7 +148,7 @@ class Link:
 
 
 class Door:
-    """The driver's listening socket; has what our code asks of ``door.Door``."""
+    """The driver's listening socket, with everything that our code uses of ``door.Door``."""
 
     port = 1
 
@@ -174,7 +174,7 @@ async def connect(simulation: Universe, process: Any, addresses: Any, credential
     accepted = asyncio.get_running_loop().create_future()
     simulation.clock.soon(_accept, simulation, link, accepted, loop=simulation.driver.loop)
     try:
-        # The handshake takes the driver's process, which may be paused.
+        # The handshake needs the driver's process, which may be paused.
         await asyncio.wait_for(accepted, connection.HANDSHAKE_SECONDS)
     except asyncio.TimeoutError as error:
         link.lose()
@@ -183,7 +183,7 @@ async def connect(simulation: Universe, process: Any, addresses: Any, credential
 
 
 def _accept(simulation: Universe, link: Link, accepted: asyncio.Future[None]) -> None:
-    end: Any = link.server  # stands for reader and writer
+    end: Any = link.server  # stands in for reader and writer
     if simulation.door.is_open:
         visit = simulation.driver.loop.create_task(simulation.door.accepted(end, end))
         simulation.door.visits.add(visit)

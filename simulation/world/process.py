@@ -1,4 +1,4 @@
-"""Processes: what runs on a machine until it ends or is killed."""
+"""Processes of simulated machines."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Process:
         return f"{self.kind} {self.number}"
 
     def unhandled(self, error: BaseException) -> None:
-        """Note that the product has let an exception escape that nothing handles."""
+        """Note that the product has let an unhandled exception escape."""
         if self.is_alive:
             self.simulation.fail(f"{self}: unhandled {type(error).__name__}: {error}", error)
 
@@ -41,12 +41,12 @@ class Process:
         self.loop.is_stopped = True
 
     def go_on(self) -> None:
-        """Let a stopped process go on, as SIGCONT does."""
+        """Let a stopped process continue, as SIGCONT does."""
         if self.is_alive and self.loop.is_stopped and not self.machine.is_frozen:
             self.loop.go_on()
 
     def kill(self, code: int = -9) -> None:
-        """The process does nothing more from here on; its sockets are closed once its memory is freed."""
+        """End the process at once; its sockets are closed once its memory is freed."""
         if not self.is_alive:
             return
         self.is_alive = False
@@ -60,7 +60,7 @@ class Process:
         self._dying(code, freed)
 
     def _dying(self, code: int, freed: float) -> None:
-        """Who supervises this process takes notice, ``freed`` seconds before it can be reaped."""
+        """Let the process's supervisor notice its end, ``freed`` seconds before it can be reaped."""
 
     def _unwind(self) -> None:
         for thread in self.threads:

@@ -1,6 +1,6 @@
-"""Threads of simulated processes, as greenlets: code that blocks is run as it is, and gives way only where it blocks.
+"""Threads of simulated processes, as greenlets: blocking code runs unchanged, and yields only where it blocks.
 
-A thread is resumed from the clock alone, never from within another; so all that happens between two waits is one step.
+Only the clock resumes a thread, never another thread, so everything between two waits is one step.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def current() -> Thread:
 
 
 class Thread:
-    """Has what our code asks of ``threading.Thread``."""
+    """Has everything that our code uses of ``threading.Thread``."""
 
     def __init__(self, target: Callable[[], Any], name: str = "", daemon: bool = True, process: Any = None) -> None:
         self.process: Any = process or current().process
@@ -53,7 +53,7 @@ class Thread:
 
     def _switch(self, switch: Callable[..., Any], *args: Any) -> None:
         global _current
-        # One process at a time has the module's variable that says whose job this is.
+        # A module-level variable says whose job this is; it belongs to one process at a time.
         enter_job(self.process.job)
         before, _current = _current, self
         try:
@@ -64,7 +64,7 @@ class Thread:
             enter_job(None)
 
     def block(self) -> object:
-        """Give way until ``wake`` is called with the token that ``prepare`` returned last."""
+        """Yield until ``wake`` is called with the token that ``prepare`` returned last."""
         if self.process.loop.is_dead:
             raise GreenletExit
         assert self._greenlet is not None
@@ -98,11 +98,11 @@ class Thread:
         return not self.is_over
 
     def join(self, timeout: float | None = None) -> None:
-        """Threads that are joined here are done, or left behind."""
+        """Do nothing: threads that are joined here are done, or left behind."""
 
 
 class Condition:
-    """Has what our code asks of ``threading.Condition``; there is nothing to lock."""
+    """Has everything that our code uses of ``threading.Condition``; there is nothing to lock."""
 
     def __init__(self) -> None:
         self._waiting: list[tuple[Thread, object]] = []
@@ -134,7 +134,7 @@ class Condition:
 
 
 class Future:
-    """Has what our code asks of ``concurrent.futures.Future``."""
+    """Has everything that our code uses of ``concurrent.futures.Future``."""
 
     def __init__(self) -> None:
         self._done = False

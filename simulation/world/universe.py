@@ -1,4 +1,4 @@
-"""Universe: what the parts of a simulated world ask of the whole. ``simulation.job.Simulation`` is the one that there is."""
+"""Universe: what the parts of a simulated world ask of the whole. The only one is ``simulation.job.Simulation``."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from simulation.world.machines import Machine
 
 
 class Universe:
-    """Time, chance, the machines' processes, and the record of what happens. ``violation`` is the first thing that is wrong."""
+    """Time, chance, the machines' processes, and the record of events. ``violation`` is the first thing that is wrong."""
 
-    # What is built on top of the world: the product's driver, Spark's cluster, the faults and who looks on.
+    # Built on top of the world: the product's driver, Spark's cluster, the faults and the observers.
     schedule: Any
     driver: Any
     service: Any
@@ -40,24 +40,24 @@ class Universe:
         self.is_over = False
         # Commits that workers have made.
         self.commits = 0
-        # Until when whatever starts anew fails.
+        # Until when everything that starts anew fails.
         self.newcomers_fail_until = 0.0
         self.faults_at: dict[str, list[Any]] = {}
 
     def mesh(self, generation: int, size: int) -> Any:
-        """The connections among the ranks of a generation."""
+        """Return the connections among the ranks of a generation."""
         raise NotImplementedError
 
     def strike_at(self, point: str, worker: Any) -> None:
-        """Let the faults strike that wait for this visit of the point."""
+        """Let those faults strike that wait for this visit to the point."""
         raise NotImplementedError
 
     def heals(self, when: float) -> None:
-        """Note until when a fault has consequences that nobody is to blame for."""
+        """Note until when a fault has consequences for which nobody is to blame."""
         raise NotImplementedError
 
     def delay(self, link: Any) -> float:
-        """How long a frame takes."""
+        """Return how long a frame takes."""
         raise NotImplementedError
 
     @staticmethod

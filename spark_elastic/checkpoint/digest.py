@@ -1,4 +1,4 @@
-"""The content of a checkpoint, value by value, for hashing it or comparing it with another checkpoint."""
+"""The content of a checkpoint, value by value, to be hashed or compared with another."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return status
     except (SparkElasticError, ValueError, OSError, ImportError) as error:
         if isinstance(error, BrokenPipeError) and _nobody_reads():
-            # At its end, Python would write what is left in the buffer.
+            # Python writes the rest of the buffer at its end.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
         print(f"spark-elastic: {error}", file=sys.stderr)

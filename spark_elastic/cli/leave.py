@@ -39,7 +39,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
 
 def leave(options: argparse.Namespace) -> int:
-    """Ask workers to leave, wait, and report the outcome. Return 1 if a worker has not left in time."""
+    """Ask workers to leave, wait, and print the outcome. Return 1 if one has not left in time."""
     if not options.grace > 0:
         raise ValueError(f"--grace must be a number of seconds above 0, not {options.grace:g}")
     began = time.monotonic()

@@ -216,7 +216,7 @@ def make_session(master: str | None, conf: dict[str, str]) -> Any:
 
 
 def pairs(given: list[str], option: str) -> dict[str, str]:
-    """Return a dict of arguments of the form ``NAME=VALUE``. Raises ``ValueError`` for any other form."""
+    """Return a dict of arguments of the form ``NAME=VALUE``. Raises ``ValueError``."""
     for each in given:
         if "=" not in each:
             raise ValueError(f"{option} must be NAME=VALUE, not {each!r}")

@@ -105,7 +105,7 @@ def _finish_plain(job: JobState) -> bool:
 
 
 def _abort_device_if_all_answered(job: JobState) -> None:
-    """Have the device's group aborted once all members have reported which collectives they had completed.
+    """Have the device's group aborted once all members have reported what they had completed.
 
     An abort on one rank can complete the collectives of other ranks with garbage, so the abort waits until all have reported. A
     member that is ready has left its collectives and need not report.
@@ -156,7 +156,7 @@ def _form_if_ready(job: JobState) -> None:
     if len(chosen) >= seen.needed:
         _form(job, assign_ranks(chosen, newest), newest)
     else:
-        # A worker whose host drains and whose commit nobody needs would only hold a slot that may be needed elsewhere.
+        # A worker whose host drains and whose commit nobody needs would only hold a slot that others may need.
         job.order(*job.roster.dismiss(find_drained(seen, kept={worker.worker for worker in chosen})))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 TICK_SECONDS = 1.0
-# If the machine has handled no event for longer than this, it was the driver that was paused, and not everybody else.
+# If the machine has handled no event for longer than this, the driver was paused, and not everybody else.
 PAUSE_SECONDS = 3.0
 
 

@@ -65,7 +65,7 @@ OWN_SLOTS = 2
 LOST_DRIVERS = 3
 # How many seconds pass between a query that has not reached the driver and the next one.
 RETRY_SECONDS = 1.0
-# If no driver is going to come: for how many seconds to wait until the process that waits for it has ended.
+# If no driver is going to come: how many seconds the process that waits for it may take to end.
 LEAVE_SECONDS = 10.0
 # Output arrives here in bursts: a busy printer may delay the next query by this many seconds.
 PRINT_SECONDS = 0.5
@@ -259,7 +259,7 @@ class _Life:
                 self._hear(letters or [])
 
     def _wait_for(self, queries: Sequence[concurrent.futures.Future[list[bytes]]], deadline: float) -> None:
-        """Wait for one of these queries before the job has begun, in short turns so that Ctrl-C is noticed."""
+        """Wait in short turns for one of these queries, before the job has begun."""
         while not concurrent.futures.wait(queries, SIGNAL_SECONDS, concurrent.futures.FIRST_COMPLETED).done:
             if time.monotonic() > deadline:
                 raise NotEnoughHostsError(

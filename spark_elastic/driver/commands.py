@@ -31,7 +31,7 @@ class RestartTask(msgspec.Struct, frozen=True):
 
 
 class ReleaseTask(msgspec.Struct, frozen=True):
-    """Have the task end without an error, because the job no longer needs its slot."""
+    """Have the task end well, because the job no longer needs its slot."""
 
     host: int
 

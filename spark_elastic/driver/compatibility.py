@@ -1,4 +1,4 @@
-"""Decides from what tasks report which hosts can take part in a job: functions are pickled here and have to run there."""
+"""Decides which hosts can take part in a job, by what their tasks report: functions are pickled here and run there."""
 
 from __future__ import annotations
 

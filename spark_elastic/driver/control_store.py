@@ -1,6 +1,6 @@
 """ControlStore: the rendezvous key-value store of a job, in the driver's memory, with one namespace per generation.
 
-It can be reached only over the job's authenticated connections; there is no open TCPStore. Values live as long as their
+It is reached only over the job's authenticated connections; there is no open TCPStore. Values live as long as their
 generation, those of generation 0 as long as the job.
 """
 

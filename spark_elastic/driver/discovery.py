@@ -111,7 +111,7 @@ class HostDiscovery:
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
-    """Kill the script and every process that it has started."""
+    """Kill the script and everything that it has started."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:

@@ -20,7 +20,7 @@ logger = logging.getLogger("spark_elastic")
 # The beginning of plain lines, and of live lines before the first step.
 NAME = "spark_elastic"
 LIVE_SECONDS = 0.25
-# How many seconds pass before the live line is drawn again while there is no job yet.
+# How often the live line is drawn until there is a job.
 AGAIN_SECONDS = 1.0
 # At least how many seconds pass between two plain lines, unless the job begins to do something else.
 LINE_SECONDS = 10.0

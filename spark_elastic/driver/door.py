@@ -2,8 +2,7 @@
 
 A TLS handshake takes some 300 KiB until the peer has shown the job's certificate, so only a few are in progress at a time. The
 other connections wait, each holding a descriptor. Addresses take turns, and for each address the latest connection goes first,
-so
-that a peer that arrives after a flood of connections does not have to wait for all of them. A slow handshake is cut off when
+so that a peer that arrives after a flood of connections does not have to wait for all of them. A slow handshake is cut off when
 other connections wait.
 """
 

@@ -49,7 +49,7 @@ class HostDraining(msgspec.Struct, frozen=True):
 
 
 class HostsListed(msgspec.Struct, frozen=True):
-    """The discovery script has listed these machines, with the number of workers that each may run; None for any number."""
+    """The discovery script has listed these machines, with the number of workers that each may run, None for any."""
 
     slots: Mapping[str, int | None]
 

@@ -10,8 +10,8 @@ from enum import Enum
 
 from spark_elastic.errors import WorkerFailure
 
-# How often user code may raise the same exception without a commit in between before the job ends. Without this limit a bad
-# row would reset the job forever.
+# How often user code may raise the same exception without a commit in between before the job ends: otherwise a bad row would
+# reset the job forever.
 SAME_EXCEPTION_LIMIT = 3
 # How many crashes (exit codes, SIGSEGV …) without a commit in between end the job. A SIGKILL comes from the cluster and never
 # counts.
@@ -29,7 +29,7 @@ class FirstSign(Enum):
     CONNECTION_BROKE = "its connection to the driver broke"
 
 
-# What Gloo prints before it ends a process whose peer has sent something other than the process waits for.
+# What Gloo prints before it ends a process whose peer has sent something unexpected.
 _MISMATCH = "collective mismatch"
 
 
@@ -38,8 +38,8 @@ def describe_exit(
 ) -> str:
     """Say what an exit code (minus the signal, for a killed process) means, and what to look at.
 
-    ``memory_setting`` is the setting that gives workers more memory, if there is one. ``last_lines`` are the last lines that
-    the process has printed. ``injected`` names the injected fault that has ended the process, if one has.
+    ``memory_setting`` gives workers more memory, if there is such a setting. ``last_lines`` are the last that the process
+    printed. ``injected`` names the injected fault that has ended the process, if one has.
     """
     try:
         name = signal.Signals(-code).name

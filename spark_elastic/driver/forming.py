@@ -16,7 +16,7 @@ from spark_elastic.driver.situation import Situation
 from spark_elastic.driver.workers import Worker
 from spark_elastic.protocol.messages import CommitId
 
-# After how many failures in a row to connect a rank may be replaced; ranks are replaced one at a time.
+# After this many failures in a row to connect, ranks are replaced, one after the other.
 FORM_ATTEMPTS = 3
 
 
@@ -80,11 +80,11 @@ def _ready(seen: Situation) -> list[Worker]:
 
 
 def choose_replaced(members: Iterable[Worker], missing: Iterable[Worker], took_long: bool) -> list[Worker]:
-    """Choose which of the ``missing``, which have not connected, to replace; ``members`` are all that are left of the world.
+    """Choose whom to replace of the ``missing``, who have not connected; ``members`` are all that are left of the world.
 
-    If some members have been connected before, missing newcomers are replaced first, all of them, and at once if the others
-    have stood still for long. Nobody else is replaced while such a newcomer is missing. The last holder of the newest commit is
-    never chosen.
+    If any member has been connected before, missing newcomers are replaced first, all of them, and at once if the others have
+    stood still for long. Nobody else is replaced while a newcomer is missing. The last holder of the newest commit is never
+    chosen.
     """
     members, missing = list(members), list(missing)
     newcomers = [worker for worker in missing if not worker.has_connected]

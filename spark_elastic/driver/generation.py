@@ -20,7 +20,7 @@ class Generation:
     # The workers that have answered the abort, and among them those that can go back to their last commit.
     answered: set[int] = field(default_factory=set)
     holding: set[int] = field(default_factory=set)
-    # Whether the device's group has been aborted, which happens after all answers have come.
+    # Whether the device's group has been aborted, which comes after all answers.
     device_aborted: bool = False
     raised: set[int] = field(default_factory=set)
     # Whether a commit that user code made in this generation is known.

@@ -1,4 +1,4 @@
-"""Which workers hold a commit: one worker the whole of it, or several workers together all of its slices.
+"""Who holds a commit: one worker the whole of it, or several workers together all of its slices.
 
 These are pure functions of what workers have reported. A job cannot go back to a commit that no worker holds whole and of which
 a slice is missing.

@@ -16,7 +16,7 @@ def task_registered(job: JobState, event: ev.TaskRegistered) -> None:
 
 
 def task_heard(job: JobState, event: ev.TaskHeard) -> None:
-    """A message of a host's task has arrived."""
+    """A host's task has sent a message."""
     host = job.hosts.get(event.host)
     if host is not None:
         host.heard = job.now

@@ -113,7 +113,7 @@ class JobState:
         self.order(do.Record(record))
 
     def take_commands(self) -> list[do.Command]:
-        """Return the commands to execute, in order, and forget them."""
+        """Hand over the commands to execute, in order."""
         taken, self._commands = self._commands, []
         return taken
 

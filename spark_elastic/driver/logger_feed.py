@@ -27,9 +27,9 @@ class LoggerFeed:
     """Feeds the user's loggers with the events of one job.
 
     Metrics are those of whichever worker is rank 0 at the time, and steps count commits. Steps that are repeated after a loss
-    are not logged again: a value is left out if its step lies before the last logged step of that name. ``job/world_size`` and
-    ``job/resets`` come from the driver, which does not know steps. They wait until rank 0 has reported its step, because a job
-    that resumes must not begin at step 0.
+    are not logged again: a value whose step lies before the last one of its name is left out. ``job/world_size`` and
+    ``job/resets`` come from the driver, which does not know steps. They wait until rank 0 has reported its step: a job that
+    resumes must not begin at step 0.
     """
 
     def __init__(self, loggers: Sequence[Logger], resumes: str | None) -> None:

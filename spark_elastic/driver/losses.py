@@ -65,7 +65,7 @@ def _forgive_the_blamed(job: JobState, world: Generation) -> None:
 
 
 def _count_failed_newcomer(job: JobState, world: Generation, newcomer: Worker, cause: str) -> None:
-    """Count, once per world, a newcomer that has broken a world in which others train. Further newcomers may have to wait."""
+    """Count, once per world, a newcomer that has broken a world in which others train. Further ones may have to wait."""
     if world.newcomers_failed:
         return
     world.newcomers_failed = True
@@ -140,7 +140,7 @@ def break_unconnected(job: JobState, reason: str) -> None:
 
 
 def break_stuck(job: JobState, stuck: CollectivesStuck) -> None:
-    """Break a world that is stuck. The next one has new connections; if it gets stuck, too, silent workers are given up."""
+    """Break a stuck world. The next one has new connections; if it gets stuck, too, silent workers are given up."""
     if job.fail_if(
         job.setbacks.got_stuck(
             stuck.reason, bool(stuck.silent), stuck.all_wait, job.book.story(), are_others=stuck.are_others

@@ -26,8 +26,7 @@ from spark_elastic.launchers.connect import local_address
 from spark_elastic.launchers.spark_task import find_executor
 from spark_elastic.protocol.credentials import Credentials
 
-# How many seconds the process stays after a fetch: the task that has fetched the addresses may be lost before it returns
-# them, and then another task fetches them.
+# How many seconds the process stays after a fetch. If the fetching task is lost, another task fetches the addresses.
 GRACE_SECONDS = 2.0
 START_SECONDS = 60.0
 # The address to which a route is looked up if the session does not say where Spark's own driver is; nothing is sent there.
@@ -45,7 +44,7 @@ class Invitation(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class OpenMeeting:
-    """What the first task does. ``towards``: the host of Spark's own driver. ``seconds``: how long to wait for the others."""
+    """What the first task does. ``towards``: the host of Spark's own driver. ``seconds``: how long to wait for the rest."""
 
     credentials: Credentials
     towards: str
@@ -75,7 +74,7 @@ class EndMeeting:
     credentials: Credentials
 
     def __call__(self, rows: Iterable[bytes]) -> list[bytes]:
-        """Leave a letter and fetch it, after which the process ends. It is no error if the process has already ended."""
+        """Leave a letter and fetch it, after which the process ends. A process that has already ended is no error."""
         with contextlib.suppress(OSError):
             for request in (Put(b""), Fetch(0)):
                 visit(self.addresses, self.credentials, request)
@@ -83,7 +82,7 @@ class EndMeeting:
 
 
 def own_addresses(towards: str, port: int) -> Addresses:
-    """Return the addresses at which other executors may reach a port of this machine."""
+    """Return where other executors may reach a port of this machine."""
     hosts = (local_address(towards, SOME_PORT), socket.gethostname())
     return tuple((host, port) for host in dict.fromkeys(hosts) if host)
 

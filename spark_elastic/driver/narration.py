@@ -1,4 +1,4 @@
-"""Narrator: tells people in the driver's log which workers were lost, where and why, and how the job continued."""
+"""Narrator: tells people in the driver's log who was lost, where and why, and how the job continued."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from spark_elastic.errors import name_worker
 from spark_elastic.protocol import records, reports
 from spark_elastic.protocol.records import Record
 
-# How many seconds a loss waits before it is logged. Its cause and its consequences usually become known in that time.
+# How many seconds a loss waits before it is logged. Its cause and its consequences usually become known meanwhile.
 FLUSH_SECONDS = 1.0
 
 # The level and the text of a log message.

@@ -25,7 +25,7 @@ from spark_elastic.protocol.messages import Message
 Addresses = tuple[tuple[str, int], ...]
 
 REQUEST_SECONDS = 15.0
-# How many seconds a fetch that finds no letter waits for one: each fetch is a Spark job, so there should be few.
+# How many seconds a fetch that finds no letter waits for one, because each fetch is a Spark job.
 WAIT_SECONDS = 20.0
 # How many seconds a first letter waits for further letters, so that they travel together.
 GATHER_SECONDS = 0.5
@@ -146,7 +146,7 @@ class PostOffice:
             connection.abort()
 
     async def _after(self, number: int) -> list[Letter]:
-        """Wait for letters after this number, at most for ``WAIT_SECONDS``, and return them."""
+        """Wait a while for letters after this number, and return them."""
         with self._lock:
             while self._letters and self._letters[0].number <= number:
                 self._letters.popleft()

@@ -1,4 +1,4 @@
-"""Ranks: which workers are in a world, and with which rank. Pure functions of the candidates and their age."""
+"""Which workers are in a world, and with which rank: pure functions of the candidates and their age."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def assign_ranks(candidates: Iterable[Worker], newest: CommitId | None = None) -
 
 
 def _commit_of(candidate: Worker, newest: CommitId | None) -> CommitId | None:
-    """Return ``newest`` if a candidate holds any part of it, else the older commit that the candidate holds."""
+    """Return ``newest`` if a candidate holds any part of it, else the older commit that it holds."""
     if newest is None or candidate.commit is None:
         return None
     if candidate.slices_of(newest) is not None:

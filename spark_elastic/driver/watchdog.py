@@ -114,9 +114,9 @@ def silent_workers(seen: Situation) -> Iterator[Finding]:
 def differing_ranks(seen: Situation) -> Iterator[Finding]:
     """Find a change of the trained parameters that some ranks have made and others have not.
 
-    This does not depend on time: all ranks enter the same collectives in the same order. So if a rank has entered as many
-    collectives as there were up to the comparison of a change, but has made fewer changes, it has entered another collective in
-    place of that comparison.
+    This does not depend on time: all ranks enter the same collectives in the same order. So a rank that has entered as many of
+    them as there were up to the comparison of a change, but has made fewer changes, has entered another collective in its
+    place.
     """
     world = seen.world
     if world is None or world.phase not in (WorldPhase.RUNNING, WorldPhase.INTERRUPTING):

@@ -107,7 +107,7 @@ def worker_ready(job: JobState, event: ev.WorkerReady) -> None:
     if world is not None and event.worker in world.ranks:
         if event.generation != world.generation:
             return
-        # After a planned interrupt, ranks come back without a reason. Ranks that the driver has called back are expected.
+        # After a planned interrupt, ranks come back without a reason; those that the driver has called back are expected.
         expected = worker.awaited_since is not None or (world.phase is WorldPhase.INTERRUPTING and not event.reason)
         if not expected and world.phase is not WorldPhase.FINISHING:
             reason = f"rank {world.ranks[event.worker]} reports: {event.reason or 'it left without being asked to'}"
@@ -182,7 +182,7 @@ def steps_timed(job: JobState, event: ev.StepsTimed) -> None:
 
 
 def _tell_slow(job: JobState, world: Generation, event: ev.StepsTimed) -> None:
-    """Report once per worker that the others wait for it in every step. If rows have moved away from it, nobody waits."""
+    """Report once per worker that the others wait for it in every step. If rows have moved, nobody waits."""
     if max(event.shares) - min(event.shares) > 1:
         return
     slow = job.slow.measured(event.generation, event.shares, event.microseconds)

@@ -28,8 +28,8 @@ class Worker:
     beats: int = 0
     active_at: float = 0.0
     ready_at: float = 0.0
-    # Since when the driver has waited for the worker to come back to its elastic function: since an abort, or since the
-    # worker's last heartbeat() after that.
+    # Since when the driver has waited for the worker to come back to its elastic function: since an abort, or the worker's
+    # last heartbeat() after it.
     awaited_since: float | None = None
     # How many worlds in a row failed to form, for no known reason, while this worker had not connected.
     form_failures: int = 0

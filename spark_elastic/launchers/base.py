@@ -12,7 +12,7 @@ from spark_elastic.protocol.ticket import Ticket
 
 @dataclass(frozen=True)
 class SlotListener:
-    """The functions that slots call, on a thread of their own, to report what happens to them.
+    """What slots call, on a thread of their own, to report what happens to them.
 
     on_stopped: the job cannot continue, for this reason. on_draining: the platform is about to take away the place where this
     slot's task runs. on_given_up: this slot ended, for this reason, before its task had registered.
@@ -40,7 +40,7 @@ class Slots(AbstractContextManager["Slots"], Protocol):
         """Note that the job is over: tasks are about to end, and must not be started again."""
 
     def find_end(self) -> str:
-        """Say how the platform, or somebody through it, has ended the job; an empty string if the job continues."""
+        """Say how the platform, or somebody through it, has ended the job; empty if the job continues."""
 
 
 class Launcher(AbstractContextManager["Launcher"], Protocol):
@@ -64,7 +64,7 @@ class Launcher(AbstractContextManager["Launcher"], Protocol):
 
     @property
     def bind_address(self) -> str:
-        """The address on which the driver has to listen; an empty string for all addresses."""
+        """Where the driver has to listen; empty for all addresses."""
 
     def addresses(self, port: int) -> tuple[tuple[str, int], ...]:
         """Return where tasks reach a driver that listens on ``port``, in the order in which to try."""

@@ -33,7 +33,7 @@ logger = logging.getLogger("spark_elastic")
 # How often the session and its server are checked. Spark Connect's own client retries for many minutes before it gives up.
 WATCH_SECONDS = 1.0
 CONNECT_SECONDS = 5.0
-# How many attempts to connect the server has to refuse in a row to count as gone. If it is restarted, the session is lost.
+# How many connections in a row a server refuses that is gone. After a restart, the server has another session.
 REFUSALS = 3
 END_SECONDS = 20.0
 # How often waiting queries are interrupted while the job ends, because another one may be about to be submitted.
@@ -116,7 +116,7 @@ class ConnectLauncher:
 
 @dataclass(slots=True)
 class _Slot(Slot):
-    # The tags of the slot's newest query, and of the query that was interrupted in favour of another job.
+    # The tags of the slot's newest query, and of the one that was interrupted for another job.
     tag: str = ""
     given_back: str = ""
 
@@ -194,7 +194,7 @@ class ConnectSlots:
         threading.Thread(target=self._interrupt_all, name="spark_elastic-give-back", daemon=True).start()
 
     def find_end(self) -> str:
-        """Say how Spark, or somebody through it, has ended the job; an empty string if it continues."""
+        """Say how Spark, or somebody through it, has ended the job; empty if it continues."""
         if not self._end and self._session.is_stopped:
             self._end = "its Spark Connect session was stopped"
         if not self._end and self._is_gone():
@@ -263,7 +263,7 @@ class ConnectSlots:
         return False
 
     def _is_gone(self) -> bool:
-        """Whether the server refuses several times in a row, because a single refusal may be chance."""
+        """Whether the server refuses several times in a row. A single refusal may be chance."""
         for _ in range(REFUSALS - 1):
             if not self._is_refused():
                 return False
@@ -289,7 +289,7 @@ class ConnectSlots:
             self._interrupt(slot)
 
     def _take_back(self, deadline: float) -> None:
-        """Interrupt waiting queries until none is left; after the deadline, interrupt running queries, too."""
+        """Interrupt waiting queries until none is left, and after the deadline running ones, too."""
         while (
             left := [entry for entry in zip(self._slots, self._threads, strict=True) if entry[1].is_alive()]
         ) and not self._end:
@@ -321,7 +321,7 @@ def endpoint_of(session: SparkSession) -> tuple[str, int]:
 
 
 def local_address(host: str, port: int) -> str:
-    """Return this machine's address in the network of a host; an empty string if it cannot be determined."""
+    """Return this machine's address in the network of a host; empty if it cannot be determined."""
     if not host:
         return ""
     try:

@@ -50,9 +50,8 @@ def visible_gpus(listed: str) -> tuple[str, ...]:
 def gpu_at(address: str, environment: Mapping[str, str] = os.environ) -> str:
     """Return the value of CUDA_VISIBLE_DEVICES for a worker to which Spark has assigned the GPU with this address.
 
-    A number is an index into the GPUs that the cluster has left visible, as for CUDA and for Spark's own TorchDistributor; the
-    id of a GPU or of a MIG slice stands for itself. Raises ``ValueError`` for a GPU that the cluster has hidden from the
-    executor.
+    A number counts within the GPUs that the cluster has left visible, as in CUDA and Spark's own TorchDistributor; the id of a
+    GPU or of a MIG slice stands for itself. Raises ``ValueError`` for a GPU that the cluster has hidden.
     """
     variable = environment.get("CUDA_VISIBLE_DEVICES")
     if variable is None:

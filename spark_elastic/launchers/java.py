@@ -18,7 +18,7 @@ Version = tuple[int, ...]
 
 
 def judge_java(spark: Version | None) -> tuple[str, str]:
-    """Return which Java this Spark would start, and what to do about it: an empty string if Spark supports it."""
+    """Return which Java this Spark would start, and what to do about it; empty if Spark supports it."""
     home = os.environ.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else shutil.which("java")
     wanted = "17 or 21" if spark is None or spark >= (4,) else "8, 11 or 17"

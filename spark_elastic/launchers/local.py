@@ -175,7 +175,7 @@ class LocalSlots:
                 logger.warning("the fault give_back found nothing to do: %s", error)
 
     def find_end(self) -> str:
-        """Say how the cluster has ended the job; an empty string if the job continues."""
+        """Say how the cluster has ended the job; empty if the job continues."""
         return "the local cluster was closed" if self._cluster.is_closed else ""
 
     def _ring(self) -> None:

@@ -52,7 +52,7 @@ class LocalCluster:
         self._is_closed = False
         # New slots are forked from the last of these; the others live until the slots that they have forked end.
         self._parents: list[SlotParent] = []
-        # If the cluster is made for one run: where the first of these comes from, and where the last one goes in the end.
+        # If the cluster is made for one run: where the first of these comes from, and the last one goes.
         self._kept = kept
         self.cpus = max(cores() // slots, 1)
 

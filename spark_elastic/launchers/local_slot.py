@@ -24,7 +24,7 @@ from spark_elastic.worker import warm_parent
 def run_slot(order: Order, parent: int) -> None:
     """Serve as a host until the driver is gone, or says that the job is over."""
     processes.die_with_parent(signal.SIGKILL, parent)
-    # This process is executor and task in one. The only process of the job above it is the one from which it was forked.
+    # This process is executor and task in one. The job's only process above it is the one from which it was forked.
     runtime = replace(
         REAL_RUNTIME,
         facts=partial(gather_facts, executor_pid=os.getpid()),

@@ -96,7 +96,7 @@ class Queries:
                 logger.debug("could not interrupt %s", tag, exc_info=True)
 
     def find_end(self, error: BaseException) -> str:
-        """Return, from the error of one query, why no other will run; an empty string if another try may help."""
+        """Return, from the error of one query, why no other will run; empty if another try may help."""
         said = str(error)
         if is_connect(self._session):
             if self._session.is_stopped:
@@ -117,7 +117,7 @@ class Queries:
         future: concurrent.futures.Future[list[bytes]],
     ) -> None:
         try:
-            # These apply to this thread's queries, and this thread runs no others.
+            # This applies to the queries of this thread, which runs no others.
             if is_connect(self._session):
                 self._session.addTag(tag)
             else:

@@ -92,8 +92,8 @@ def active_session() -> SparkSession | None:
 def use_own_python(session: SparkSession) -> None:
     """Have the executors of a local master run this process's Python, unless the user has chosen one.
 
-    These executors are on this machine, and Spark would run whatever ``python3`` is on the path. That is another Python if the
-    script was started by the full path of its environment's Python.
+    These executors are on this machine, and Spark would run whatever ``python3`` is on the path: another Python, if the script
+    was started by the full path of its environment's.
     """
     context = session.sparkContext
     chosen = os.environ.get("PYSPARK_PYTHON") or context.getConf().get("spark.pyspark.python")

@@ -1,4 +1,4 @@
-"""What every launcher knows about a slot: whether its task has registered, and when it is to be started again."""
+"""What every launcher keeps about a slot: whether its task has registered, and when to start it again."""
 
 from __future__ import annotations
 

@@ -17,10 +17,10 @@ from spark_elastic.task.process_setting import ProcessSetting
 from spark_elastic.task.service import TaskPlace
 
 READ_BYTES = 64 * 1024
-# How many bytes of a process's last output are given as the reason for its end.
+# How much of a process's last output is given as the reason for its end.
 TAIL_BYTES = 8 * 1024
 TAIL_LINES = 20
-# This variable changes with each test that pytest runs, and does not concern these processes.
+# Changes with each test that pytest runs, and does not concern these processes.
 _IGNORED = "PYTEST_CURRENT_TEST"
 
 
@@ -71,7 +71,7 @@ class SlotParent:
             try:
                 socket.send_fds(self._orders, [order], [writing, theirs.fileno()])
             except BrokenPipeError:
-                pass  # the process has just ended; the caller sees that the slot's connection has ended, too
+                pass  # the process has just ended, and the slot's connection with it, as the caller sees
         except OSError:
             mine.close()
             os.close(reading)
@@ -82,7 +82,7 @@ class SlotParent:
         return SlotProcess(self, mine, reading)
 
     def retire(self) -> None:
-        """Have the process fork no more slots, and end when none is left."""
+        """Have the process fork no more, and end when no slot is left."""
         self._orders.close()
 
     @property
@@ -142,7 +142,7 @@ class SlotProcess:
         self._parent.kill()
 
     def close(self) -> str:
-        """Close the driver's descriptors of a process that has ended, and return how it ended."""
+        """Close the driver's descriptors of an ended process, and return how it ended."""
         with self.connection:
             try:
                 code = self.connection.recv(READ_BYTES)
@@ -154,7 +154,7 @@ class SlotProcess:
 
 
 def _setting(cpus: int) -> ProcessSetting:
-    """Return what a process that is started now would inherit from this one."""
+    """Return what a process started now would inherit from this one."""
     environment = {name: value for name, value in os.environ.items() if name != _IGNORED}
     return ProcessSetting.of_a_child(worker_environment(environment, {}, (), cpus, sys.path))
 

@@ -24,7 +24,7 @@ def find_reason(story: Sequence[str]) -> str:
 
 
 def find_hopeless(reason: str, python: str = "the Python") -> str:
-    """Say why another try cannot help if all executors are alike; an empty string if it may.
+    """Say why another try cannot help if all executors are alike; empty if it may.
 
     python: the Python that executors were told to run, if known.
     """

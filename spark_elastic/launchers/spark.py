@@ -178,7 +178,7 @@ class SparkSlots:
             self._wake.notify_all()
 
     def find_end(self) -> str:
-        """Say how Spark, or somebody through it, has ended the job; an empty string if it continues."""
+        """Say how Spark, or somebody through it, has ended the job; empty if it continues."""
         if is_gone(self._context):
             return "the SparkContext was stopped"
         try:
@@ -187,7 +187,7 @@ class SparkSlots:
             return ""
 
     def find_cancellation(self) -> str:
-        """Say how our Spark jobs were cancelled from outside; an empty string if they were not. For any thread.
+        """Say how our Spark jobs were cancelled from outside; empty if they were not. For any thread.
 
         The tasks of a cancelled Spark job end, and the workers with them. That may be noticed before this object's thread asks
         Spark.
@@ -322,7 +322,7 @@ def inherited_properties(context: SparkContext) -> dict[str, str]:
 
 
 def _reason(future: Any) -> str:
-    """Say in a line why a slot's Spark job failed; an empty string if it did not. Raises what keeps Spark from answering."""
+    """Say in a line why a slot's Spark job failed; empty if it did not. Raises what keeps Spark from answering."""
     from py4j.protocol import Py4JNetworkError
 
     try:
@@ -340,7 +340,7 @@ def _reason(future: Any) -> str:
 
 
 def find_cancellation(reason: str) -> str:
-    """Say how somebody has cancelled a slot's Spark job; an empty string if it ended for another reason.
+    """Say how somebody has cancelled a slot's Spark job; empty if it ended for another reason.
 
     Only ``cancelAllJobs``, ``cancelJobGroup``, ``cancelJob`` and the "kill" links of Spark's UI cancel a job: Spark runs lost
     tasks again, and aborts a job whose tasks fail too often.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class SlotConfigurationError(ValueError):
-    """Spark's settings give tasks something that a worker cannot use. Another try would not help."""
+    """Spark gives tasks something that a worker cannot use. Another try would not help."""
 
 
 class RowsTask:

@@ -34,7 +34,7 @@ class ConnectionLostError(ConnectionError):
 
 
 def encode(message: Message) -> bytes:
-    """Encode a message. A message to many peers can so be encoded only once."""
+    """Encode a message. One that goes to many peers is encoded only once."""
     body = _encoder.encode(message)
     if len(body) > FRAME_LIMIT:
         raise ValueError(f"a message of {len(body):,} bytes exceeds the limit of {FRAME_LIMIT:,} bytes a frame")
@@ -93,7 +93,7 @@ class Connection:
             await self._writer.drain()
 
     async def receive(self) -> Message:
-        """Wait for the next message. Raises ``ConnectionLostError`` at the end, or if something else than a message arrives."""
+        """Wait for the next message. Raises ``ConnectionLostError`` at the end, or at anything but a message."""
         try:
             (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
             if length > FRAME_LIMIT:

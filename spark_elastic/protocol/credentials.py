@@ -35,11 +35,11 @@ class Credentials:
     private_key: bytes = field(repr=False)
 
     def server_context(self) -> ssl.SSLContext:
-        """Return a context that accepts only TLS 1.3 clients that present this very certificate."""
+        """Return a context for TLS 1.3 clients that present this very certificate, and no others."""
         return self._context(ssl.PROTOCOL_TLS_SERVER)
 
     def client_context(self) -> ssl.SSLContext:
-        """Return a context that talks only to a TLS 1.3 server with this very certificate, and presents it, too."""
+        """Return a context for TLS 1.3 servers that present this very certificate; it presents it, too."""
         return self._context(ssl.PROTOCOL_TLS_CLIENT)
 
     def _context(self, protocol: int) -> ssl.SSLContext:

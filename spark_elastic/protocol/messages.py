@@ -117,7 +117,7 @@ class Chunk(Message, frozen=True):
 
 
 class TaskHello(Message, frozen=True):
-    """The first message of a task: this host offers the slot."""
+    """A task's first message: this host offers the slot."""
 
     slot: int
     facts: HostFacts
@@ -215,7 +215,7 @@ class ReleaseTask(Message, frozen=True):
 
 
 class WorkerHello(Message, frozen=True):
-    """The first message of a worker. The driver answers with the user's function, as chunks."""
+    """A worker's first message. The driver answers with the user's function, as chunks."""
 
     worker: int
     pid: int

@@ -1,7 +1,7 @@
 """Packs many similar values into a small one. The values that ranks publish end alike, and every rank gets all of them.
 
-Gloo's address of a rank takes 154 bytes, few of which are its own, plus 8 for each rank of the group, which are the same on
-every rank. The addresses of 1,000 ranks take 8 MB, or 40 KB packed.
+Gloo's address of a rank takes 154 bytes, few of which are its own, and 8 for each rank of the group, the same on every
+rank. Those of 1,000 ranks take 8 MB, or 40 KB packed.
 """
 
 from __future__ import annotations

@@ -26,10 +26,10 @@ class _OfDriver(msgspec.Struct, frozen=True, tag_field="event", tag=kind_of):
 
 
 class JobStarted(_OfDriver, frozen=True):
-    """A run begins. A file to which several runs are appended has one of these for each run.
+    """A run begins. A file to which several runs are appended has one of these for each.
 
     run_id: also in the names of the run's Spark jobs
-    attempt: number of this run among those that have used its checkpoint directory; null without a checkpoint
+    attempt: number of this run among those that have used its checkpoint directory; null without one
     application: Spark's name for the application
     """
 
@@ -128,7 +128,7 @@ class SlotGivenUp(_OfDriver, frozen=True):
 class SlotsYielded(_OfDriver, frozen=True):
     """The job has too few hosts to begin, and gives its slots back for a while.
 
-    hosts: how many hosts the job had
+    hosts: how many the job had
     """
 
     hosts: int
@@ -223,7 +223,7 @@ class WorkerSlow(_OfDriver, frozen=True):
     """A worker computes at less than half the speed of the others, and no rows have moved away from it. Recorded once.
 
     host: the machine's name
-    times: how many times as long the worker needs for a row as the median of the other ranks
+    times: how many times as long it needs for a row as the median of the other ranks
     """
 
     worker: int
@@ -243,7 +243,7 @@ class WorkerTooSlow(_OfDriver, frozen=True):
     """A worker computes more slowly than ``replace_slow`` allows. It leaves at the next commit, and its slot goes back to Spark.
 
     host: the machine's name
-    times: how many times as long the worker needs for a row as the median of the other ranks
+    times: how many times as long it needs for a row as the median of the other ranks
     seconds: how long its executor gets no worker, and no other worker is replaced; null if it stays because of min_np
     """
 
@@ -276,7 +276,7 @@ class ResultArrived(_OfDriver, frozen=True):
 
 
 class WorldForming(_OfDriver, frozen=True):
-    """The members of a new generation connect to each other.
+    """The members of a new generation connect.
 
     previous_size: size of the world that made the newest commit, 0 for none
     workers: the members, in rank order
@@ -392,14 +392,14 @@ class DriverPaused(_OfDriver, frozen=True):
 class EventsDropped(_OfDriver, frozen=True):
     """Events are missing here, because ``on_event`` or the disk took them more slowly than they arrived.
 
-    count: how many events are missing
+    count: how many
     """
 
     count: int
 
 
 class FaultInjected(_OfDriver, frozen=True):
-    """An injected fault strikes in a test.
+    """A test's fault strikes.
 
     fault: its number
     """
@@ -416,8 +416,8 @@ class WorkerReported(msgspec.Struct, frozen=True):
     """A worker's report, with what the driver knows about the worker. The kind of the event is that of the report.
 
     worker: the worker's number in this run
-    rank: null before the worker's first world
-    generation: 0 before the worker's first world
+    rank: null before its first world
+    generation: 0 before its first world
     """
 
     worker: int

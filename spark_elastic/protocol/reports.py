@@ -89,11 +89,11 @@ class GpuUsed(_Report, frozen=True):
 
 
 class SharesChanged(_Report, frozen=True):
-    """The ranks' shares of a global batch change, because some ranks compute faster than others. Lists are in rank order.
+    """The ranks' shares of a global batch change, because some compute faster than others. Lists are in rank order.
 
     step: commits of the job so far
     before: rows of each rank in a step so far
-    after: rows of each rank from the next step on
+    after: rows from the next step on
     seconds: how long each rank has needed for its part of a step, without the time that it waited for others
     unit: what is counted, rows or shards
     """
@@ -118,7 +118,7 @@ class SharesChanged(_Report, frozen=True):
 
     @property
     def slow_rank(self) -> int | None:
-        """The slowest rank, if it counts as slow and has been given a smaller share; else None."""
+        """The slowest rank, if it counts as slow and has been given a smaller share."""
         rank = self.slowness.index(max(self.slowness))
         return rank if self.slowness[rank] >= SLOW and self.after[rank] < self.before[rank] else None
 

@@ -52,7 +52,7 @@ _started: list[subprocess.Popen[bytes]] = []
 class RequestedParent:
     """A warm parent that the importer forks as soon as it has imported everything."""
 
-    # The importer cleans up what the warm parent leaves behind.
+    # The importer cleans up after the warm parent.
     is_child = False
 
     def __init__(self, connection: socket.socket, address: str) -> None:

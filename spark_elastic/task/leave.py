@@ -21,9 +21,9 @@ from types import TracebackType
 
 # A new socket causes no event elsewhere, so tasks look for it at this interval.
 LOOK_SECONDS = 0.5
-# The command waits this long for tasks to find it: several intervals, because a busy machine may delay a task.
+# The command waits this long for tasks to find it: several looks, because a busy machine may delay one.
 FIND_SECONDS = 2.0
-# Whatever ends the container does so right after the command's end. If nothing does, the slot goes back to Spark.
+# Whatever ends the container does so right after the command. If nothing does, the slot is Spark's again.
 HOLD_SECONDS = 10.0
 
 _LEFT = b"."
@@ -43,7 +43,7 @@ async def hold(command: socket.socket, seconds: float = HOLD_SECONDS) -> None:
     loop = asyncio.get_running_loop()
     try:
         await loop.sock_sendall(command, _LEFT)
-        await loop.sock_recv(command, 1)  # returns only at the end of the connection
+        await loop.sock_recv(command, 1)  # only the end comes
     except OSError:
         pass  # it has ended already
     await asyncio.sleep(seconds)
@@ -65,7 +65,7 @@ class LeaveCommand:
 
     @property
     def left(self) -> int:
-        """How many of the asked tasks have no worker any more."""
+        """How many of these have no worker any more."""
         return len(self._left)
 
     def __enter__(self) -> LeaveCommand:

@@ -18,7 +18,7 @@ LAST_LINES = 20
 class OutputForwarder:
     """Reads one stream of a worker through a pipe. The pipe is always emptied, so that the worker never blocks on it.
 
-    Of a line that is overwritten again and again, such as a progress bar, only the last state is sent. A line longer than
+    Of a line that is overwritten repeatedly, as progress bars are, only the last state is sent. A line longer than
     ``LINE_LIMIT`` is cut into several. While the connection to the driver is crowded, lines are counted instead of sent.
     """
 

@@ -15,7 +15,7 @@ class WarmParent(Protocol):
 
     @property
     def is_child(self) -> bool:
-        """Whether the process is a child of this one, which then has to clean up what the child leaves behind."""
+        """Whether the process is a child of this one, which then has to clean up after it."""
 
     @property
     def connection(self) -> socket.socket:

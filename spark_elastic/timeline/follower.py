@@ -20,7 +20,7 @@ from spark_elastic.timeline.event_log import choose_run, read_line
 READ_BYTES = 2**20
 # None of our events is longer. A longer line must not fill the memory: it is counted, but not kept.
 LINE_LIMIT = 16 * 2**20
-# How many bytes identify a log: its first event has the time and, soon after, the run, so no two logs begin alike.
+# This many bytes identify a log: its first event has the time and, soon after, the run.
 HEAD_BYTES = 256
 
 
@@ -144,7 +144,7 @@ def _open_at_once(path: str, flags: int) -> int:
 
 
 def is_sound(value: object) -> bool:
-    """Whether all numbers of a record are below 2**63, and none is NaN. Metrics may hold any number: a loss may be NaN."""
+    """Whether no number of a record is huge or NaN. Metrics may hold any number: a loss may be NaN."""
     if isinstance(value, (int, float)):
         return abs(value) < 2**63
     if isinstance(value, msgspec.Struct):

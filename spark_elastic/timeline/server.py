@@ -30,8 +30,7 @@ from spark_elastic.timeline.summary import clock
 
 ADDRESS = "127.0.0.1"
 REFRESH_SECONDS = 1.0
-# Facts that take long to compute, because the log is long, are fetched less often: the page waits this many times as long as
-# they took.
+# If facts take long to compute, because the log is long, the page waits this many times as long before it fetches them again.
 REFRESH_PAUSE = 5
 LONGEST_REFRESH_SECONDS = 20.0
 # A job that trains reports about every second. A job that has been silent for longer than this is drawn up to its last event.
@@ -137,7 +136,7 @@ class PageServer(ThreadingHTTPServer):
         return f"http://{ADDRESS}:{self.server_port}/{self.token}/"
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Ignore a browser that has closed its connection. Anything else is a bug of ours, whose traceback is printed."""
+        """Ignore a browser that has closed its connection. Anything else is a bug, whose traceback is printed."""
         if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(request, client_address)  # type: ignore[arg-type]
 

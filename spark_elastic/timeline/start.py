@@ -23,7 +23,7 @@ class Stage(Enum):
 
 @dataclass(frozen=True)
 class Wait:
-    """One stage of the start. ``detail`` counts the hosts or workers that were there at its end."""
+    """One stage of the start. ``detail`` counts the slots or workers at its end."""
 
     stage: Stage
     start: float
