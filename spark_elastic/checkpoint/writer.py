@@ -54,7 +54,7 @@ class PartMeeting(Protocol):
         ...
 
     def collect(self, progress: Callable[[], None]) -> list[bytes]:
-        """On rank 0, wait for what all other ranks bring, and return it in rank order. Calls ``progress`` whenever a rank tells.
+        """On rank 0, wait for what all other ranks bring; return it in rank order. Calls ``progress`` when a rank reports some.
 
         Raises ``WorkerLostError`` if a rank is lost.
         """

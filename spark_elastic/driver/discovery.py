@@ -24,7 +24,7 @@ class DiscoveryError(SparkElasticError):
 
 
 def parse_hosts(text: str) -> dict[str, int | None]:
-    """Read lines of ``host`` or ``host:slots`` into slots by host, None where a line has no number. Blank lines are skipped.
+    """Read lines of ``host`` or ``host:slots`` into slots by host, None if a line has no number. Blank lines are skipped.
 
     An IPv6 address followed by slots has to be in brackets. Raises ``DiscoveryError`` naming the line.
     """

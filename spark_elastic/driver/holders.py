@@ -38,7 +38,7 @@ def find_holders(workers: Iterable[Worker], commit: CommitId) -> list[Worker]:
 
 
 def tell_slices(workers: Iterable[Worker], ranks: Mapping[int, int]) -> str:
-    """Say which rank holds which slices of which commits; empty where commits are kept whole."""
+    """Say which rank holds which slices of which commits; empty if commits are kept whole."""
     return "; ".join(
         f"rank {ranks[worker.worker]} holds " + " and ".join(map(_tell, worker.slices))
         for worker in workers

@@ -19,7 +19,7 @@ class HostListing:
     _known: set[str] = field(default_factory=set)
 
     def update(self, slots: Mapping[str, int | None]) -> None:
-        """Take the discovery script's present listing: slots by host, None where it does not say how many."""
+        """Take the discovery script's present listing: slots by host, None if it gives no number."""
         self.slots = slots
         self._known.update(slots)
 

@@ -265,7 +265,7 @@ def _check_checkpoint(
     best: str | None,
     storage_options: Mapping[str, object] | None,
 ) -> CheckpointWish | None:
-    """Check the arguments for checkpoints, even if none are written: a user who gives one expects them to be."""
+    """Check the arguments for checkpoints, even if none are written: whoever gives one expects them."""
     if not isinstance(interval, (int, float)) or isinstance(interval, bool) or not interval >= 0:
         raise ValueError(f"checkpoint_interval must be a number of seconds from 0 on, not {interval!r}")
     keep = whole_number("checkpoint_keep", keep, 1)

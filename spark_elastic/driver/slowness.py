@@ -27,7 +27,7 @@ LONGEST_PAUSE = 1800.0
 
 @dataclass(frozen=True, slots=True)
 class SlowRank:
-    """A rank that is too slow. It needs ``times`` as long for a row as the median of the others."""
+    """A rank that is too slow. It needs ``times`` times as long for a row as the median of the others."""
 
     rank: int
     times: float

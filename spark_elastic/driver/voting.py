@@ -1,4 +1,4 @@
-"""Voting: a rank that returns from the elastic function votes for the end of the job; after the last vote come the results."""
+"""Voting: returning from the elastic function is a vote for the end of the job. After the last vote, results are awaited."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ logger = logging.getLogger("spark_elastic")
 # How often the session and its server are checked. Spark Connect's own client retries for many minutes before it gives up.
 WATCH_SECONDS = 1.0
 CONNECT_SECONDS = 5.0
-# How many connections in a row a server refuses that is gone. After a restart, the server has another session.
+# A server that refuses this many connections in a row is gone. If it is restarted, it has another session.
 REFUSALS = 3
 END_SECONDS = 20.0
 # How often waiting queries are interrupted while the job ends, because another one may be about to be submitted.

@@ -279,7 +279,7 @@ class WorkerRaised(Message, frozen=True):
 
 
 class StepsTimed(Message, frozen=True):
-    """How long each rank needs for its part of a step, as ranks have told each other at a commit. Lists are in rank order.
+    """How long each rank needs for its part of a step, as exchanged between ranks at a commit. Lists are in rank order.
 
     ``shares`` are each rank's rows, or shards, of a step. ``microseconds`` exclude the time that a rank waited for others.
     ``period`` is the time from one step to the next in microseconds, waiting included; 0 if not known. ``rows`` are the rows of
