@@ -17,12 +17,7 @@ from spark_elastic.errors import CheckpointError, WorkerLostError
 from spark_elastic.protocol.messages import CommitId
 from spark_elastic.protocol.ticket import CheckpointPlan
 
-<<<<<<< HEAD
-# How long a wait lasts in which nothing is written, as in the product: more than hang_timeout and than any write.
-=======
-
 # How long to wait while nothing is written, as in the product: longer than hang_timeout and than any write.
->>>>>>> 6725509 (Simulation: comments with a subject; shorter sentences elsewhere)
 STALL_SECONDS = 15.0
 
 

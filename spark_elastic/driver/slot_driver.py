@@ -29,8 +29,8 @@ from spark_elastic.protocol.fault_points import Fault
 from spark_elastic.protocol.messages import Stream
 from spark_elastic.protocol.records import EventsDropped
 
-# How many seconds the driver waits, before it ends the slots, until the client knows that the job is over: otherwise the
-# client would start them again.
+# How many seconds the driver waits, before it ends the slots, until the client knows that the job is over and does not
+# start them again.
 TELL_SECONDS = 5.0
 # How many seconds pass between two points at which Spark can stop the task of a cancelled driver.
 PULSE_SECONDS = 0.25

@@ -113,7 +113,7 @@ class _Crowd:
         return Stage.IMPORTS if self._starting or workers < self._size else Stage.FIRST_LINES
 
     def count(self, stage: Stage) -> str:
-        """Say how many of the slots or workers that a stage waits for are there."""
+        """Say how many of a stage's slots or workers are there."""
         there = {
             Stage.SLOTS: (len(self._hosts), "slots are there"),
             Stage.IMPORTS: (len(self._running | self._ready), "workers run"),
