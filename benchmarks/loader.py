@@ -365,9 +365,7 @@ def main() -> None:
         cost = results["tracking"] = child(sys.executable, "--one", "tracking", str(root))
         results["repartition"] = child(sys.executable, "--one", "repartition", str(root))
     share = cost["track_us"] / cost["step_us"]
-    print(
-        f"\ntracking: {cost['track_us']:.0f} of {cost['step_us']:.0f} us a step of two ranks, {share:.2%} (goal 2 %)"
-    )
+    print(f"\ntracking: {cost['track_us']:.0f} of {cost['step_us']:.0f} us a step of two ranks, {share:.2%} (goal 2 %)")
     print("repartition of 100,000 row groups: order and share {new_epoch_ms:.1f} ms, list of its {pieces} pieces "
           "{assignment_ms:.1f} ms (goal 50 ms)".format(**results["repartition"]))  # fmt: skip
     if given.json:
