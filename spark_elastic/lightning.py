@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import lightning.pytorch as pl
@@ -55,10 +55,10 @@ class LightningState(TorchState):
     """The state of a LightningModule in training: its weights, optimizers and schedulers, a loader, and any objects.
 
     ``module`` is wrapped, and its ``configure_optimizers`` is called once, here; every Trainer gets the result. ``loader`` is
-    one of this package's loaders with ``global_batch_size=``. ``commit``, ``local`` and ``objects`` are as in ``TorchState``. A
-    step is committed after everything that follows its batch, such as a validation, together with the ``state_dict`` of
-    callbacks such as ``EarlyStopping``. Raises ``ValueError`` if ``configure_optimizers`` returns no optimizer, and for a
-    module with manual optimization.
+    one of this package's loaders with ``global_batch_size=``. ``commit``, ``local`` and ``objects`` are as in ``TorchState``.
+    Give ``find_unused_parameters=True`` if steps do not use all parameters. A step is committed after everything that follows
+    its batch, such as a validation, together with the ``state_dict`` of callbacks such as ``EarlyStopping``. Raises
+    ``ValueError`` if ``configure_optimizers`` returns no optimizer, and for a module with manual optimization.
     """
 
     def __init__(
@@ -67,6 +67,8 @@ class LightningState(TorchState):
         loader: object,
         commit: str = "copy",
         local: str | Iterable[str] | Mapping[str, object] | None = None,
+        *,
+        find_unused_parameters: bool = False,
         **objects: Any,
     ) -> None:
         """Move the module to ``device()``, call ``configure_optimizers`` once and for all, and wrap the module.
@@ -89,7 +91,9 @@ class LightningState(TorchState):
             )
         module.configure_optimizers = lambda: configured  # type: ignore[method-assign]
         self._known = list(module.parameters())
-        self._wrapped = DistributedDataParallel(module)
+        self._wrapped = DistributedDataParallel(module, find_unused_parameters=find_unused_parameters)
+        # Whether a fit has ended in this world.
+        self._has_fitted = False
         super().__init__(
             model=self._wrapped,
             loader=loader,
@@ -101,11 +105,16 @@ class LightningState(TorchState):
             **objects,
         )
 
+    def _enter_world(self, rank: int, size: int) -> None:
+        super()._enter_world(rank, size)
+        self._has_fitted = False
+
     def trainer(self, **settings: Any) -> pl.Trainer:
         """Return a Trainer for the current world that continues from the last commit. Call this inside the elastic function.
 
         settings: those of ``Trainer``, except ``strategy``, ``devices``, ``num_nodes`` and ``use_distributed_sampler``, which
-        the job decides: they raise ``TypeError``. Your callbacks run before the one that commits. The Trainer writes no
+        the job decides: they raise ``TypeError``. ``ValueError`` is raised for what would begin anew with each Trainer. Your
+        callbacks run before the one that commits. The Trainer writes no
         checkpoints unless you give ``enable_checkpointing``, because ``run(checkpoint=)`` writes them.
         """
         for name in _OURS:
@@ -113,6 +122,7 @@ class LightningState(TorchState):
                 raise TypeError(
                     f"{name} is decided by the job, which has one process and one device a worker: leave it out"
                 )
+        _refuse(settings)
         callbacks = settings.pop("callbacks", None) or []
         callbacks = [callbacks] if isinstance(callbacks, pl.Callback) else list(callbacks)
         for callback in callbacks:
@@ -135,6 +145,24 @@ class LightningState(TorchState):
             callbacks=[*callbacks, _Commit(self)],
             **settings,
         )
+
+
+def _refuse(settings: Mapping[str, Any]) -> None:
+    """Raise ``ValueError`` for settings that would not do in a world what they do in Lightning alone."""
+    if settings.get("reload_dataloaders_every_n_epochs"):
+        raise ValueError(
+            "reload_dataloaders_every_n_epochs would replace the state's loader, which delivers each epoch's rows by itself: "
+            "leave it out"
+        )
+    if settings.get("sync_batchnorm") and device().type == "cpu":
+        raise ValueError("sync_batchnorm=True needs GPUs, as torch's SyncBatchNorm runs on nothing else: leave it out")
+    logger = settings.get("logger")
+    for each in logger if isinstance(logger, (list, tuple)) else [logger]:
+        if isinstance(each, pl.loggers.CSVLogger) and each._version is not None:
+            raise ValueError(
+                "CSVLogger(version=…) deletes its earlier file with each Trainer, and each world has its own: leave out "
+                "version=, or have run(loggers=) write what state.report is given"
+            )
 
 
 def _configured(module: pl.LightningModule) -> Any:
@@ -196,7 +224,14 @@ class _Strategy(DDPStrategy):
         self.optimizers, self._lightning_module = optimizers, module
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """Reduce as Lightning does, but average whole numbers here: Lightning's way for Gloo depends on the backend's name."""
+        """Reduce as Lightning does, but for two cases.
+
+        Whole numbers are averaged here, since Lightning's way for Gloo depends on the backend's name. Where each rank has
+        evaluated all rows, a sum is that of one rank.
+        """
+        module = self._lightning_module
+        if module is not None and not module.trainer.training and str(reduce_op).lower().endswith("sum"):
+            reduce_op = "mean"
         is_mean = isinstance(reduce_op, str) and reduce_op.lower() in ("mean", "avg")
         if not is_mean or not isinstance(tensor, torch.Tensor) or tensor.is_floating_point():
             return super().reduce(tensor, group, reduce_op)
@@ -214,6 +249,8 @@ class _Commit(pl.Callback):
         self._is_repeating = False
         # Whether this Trainer continues from the commit at an epoch's start.
         self._is_going_on = False
+        # The metrics that do not look for other ranks during an evaluation, and what tells them otherwise whether there are any.
+        self._alone: list[tuple[Any, Callable[[], bool]]] = []
 
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
@@ -232,12 +269,24 @@ class _Commit(pl.Callback):
             trainer.fit_loop.load_state_dict(progress["loops"])
             trainer.should_stop = progress["should_stop"]
             trainer.precision_plugin.load_state_dict(progress["precision"])
-            trainer._logger_connector._callback_metrics.update(progress["metrics"])
+            self._load_metrics(trainer)
             self._load_callbacks(trainer)
             self._is_within = trainer.fit_loop.epoch_loop.batch_progress.current.completed > 0
             self._is_going_on = not self._is_within
             # If the fit was already over, its loader stands at the end of the last epoch.
             self._state.loader.set_epoch(trainer.current_epoch)
+
+            if self._state._has_fitted and trainer.fit_loop.done:
+                warnings.warn(
+                    f"a fit in this world has trained {trainer.current_epoch} epochs already, and max_epochs= and max_steps= "
+                    "count from the beginning, so this one trains nothing: give it more",
+                    stacklevel=2,
+                )
+
+    def _load_metrics(self, trainer: Any) -> None:
+        progress = self._state.progress
+        if progress is not None:
+            trainer._logger_connector._callback_metrics.update(progress["metrics"])
 
     def _load_callbacks(self, trainer: Any) -> None:
         for callback in trainer.callbacks:
@@ -279,6 +328,7 @@ class _Commit(pl.Callback):
         loop.on_advance_end = on_advance_end
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._load_metrics(trainer)  # which the sanity validation has reset
         known = set(map(id, self._state._known))
         for name, parameter in pl_module.named_parameters():
             if parameter.requires_grad and id(parameter) not in known:
@@ -286,10 +336,11 @@ class _Commit(pl.Callback):
                     f"{name} of {type(pl_module).__name__} was made after its LightningState, in setup() or configure_model(), "
                     "so no optimizer has it and it would never train: make all layers in __init__"
                 )
-        if not any(leaf is self._state.loader for leaf in tree_leaves(trainer.train_dataloader)):
+        if not all(leaf is self._state.loader for leaf in tree_leaves(trainer.train_dataloader)):
             raise TrainingCodeError(
                 "the Trainer trains on a loader that is not the state's, so each rank would train on all of its rows, and "
-                "none would go on where it was after a loss: trainer.fit(module, state.loader)"
+                "none would go on where it was after a loss: trainer.fit(module, state.loader), whose rows have all that a step "
+                "needs"
             )
 
     def on_train_epoch_start(self, trainer: Any, pl_module: pl.LightningModule) -> None:
@@ -323,6 +374,27 @@ class _Commit(pl.Callback):
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._drop_gradients(trainer)
         self._commit(trainer)
+        self._state._has_fitted = True
+
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._load_metrics(trainer)  # where the fit was over already, and a sanity validation was all that ran
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        metrics: Iterator[Any] = pl_module.modules()
+        for metric in metrics:
+            if hasattr(metric, "distributed_available_fn"):
+                self._alone.append((metric, metric.distributed_available_fn))
+                metric.distributed_available_fn = _is_alone
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        for metric, is_distributed in self._alone:
+            metric.distributed_available_fn = is_distributed
+        self._alone.clear()
+
+    on_test_start, on_test_end = on_validation_start, on_validation_end
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        self.on_validation_end(trainer, pl_module)  # after an error
 
     def _drop_gradients(self, trainer: Any) -> None:
         """Drop gradients that were accumulated without a step, which an early stop can leave and Lightning would overwrite."""
@@ -338,3 +410,8 @@ class _Commit(pl.Callback):
             "callbacks": {each.state_key: state for each in trainer.callbacks if (state := each.state_dict())},
         }
         self._state.commit()
+
+
+def _is_alone() -> bool:
+    """Tell a metric of torchmetrics that there are no other ranks, since each has evaluated all rows."""
+    return False

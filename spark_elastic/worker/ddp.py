@@ -357,8 +357,9 @@ class DistributedDataParallel(nn.Module):
                 # This mistake ends the job. Otherwise the error would recur in every world until a single rank is left.
                 raise TrainingCodeError(
                     f"{type(self.module).__name__} has parameters that the last step did not use, so ranks did not reduce their "
-                    "gradients. Write se.DistributedDataParallel(model, find_unused_parameters=True), for an estimator "
-                    "findUnusedParameters=True, or have such parameters require no gradients"
+                    "gradients. Write se.DistributedDataParallel(model, find_unused_parameters=True), for a LightningState "
+                    "find_unused_parameters=True, for an ElasticTrainer ddp_find_unused_parameters=True in its arguments, for an "
+                    "estimator findUnusedParameters=True, or have such parameters require no gradients"
                 ) from error
             raise
         if call is None:

@@ -56,7 +56,7 @@ def test_the_trainer_of_lightning_goes_on_in_memory_between_two_epochs_and_withi
     assert_all_are(by_hand(example("lightning_trainer")), results)
 
 
-def train_by_lightning(own_loader: bool) -> dict[str, float]:
+def train_by_lightning(own_loader: bool, states_loader: bool) -> dict[str, float]:
     """Train an epoch and log a mean of whole numbers and one of fractions; return them, and the rows that were trained."""
     import lightning.pytorch as pl
     import torch
@@ -84,7 +84,9 @@ def train_by_lightning(own_loader: bool) -> dict[str, float]:
     @se.elastic
     def train(state: Any) -> dict[str, float]:
         trainer = state.trainer(max_epochs=1, enable_progress_bar=False, logger=False)
-        trainer.fit(net, torch.utils.data.DataLoader(range(32), batch_size=4) if own_loader else state.loader)
+        loaders = [torch.utils.data.DataLoader(range(32), batch_size=4)] if own_loader else []
+        loaders += [state.loader] if states_loader else []
+        trainer.fit(net, loaders[0] if len(loaders) == 1 else loaders)
         alone = [torch.distributed.new_group([rank]) for rank in range(se.size())][se.rank()]
         own = trainer.strategy.reduce(torch.tensor(4), group=alone).item()
         return {"own": own, **{name: value.item() for name, value in trainer.callback_metrics.items()}}
@@ -95,13 +97,14 @@ def train_by_lightning(own_loader: bool) -> dict[str, float]:
 @pytest.mark.filterwarnings("ignore")
 def test_lightning_logs_means_over_ranks_of_whole_numbers_too_and_trains_on_no_loader_but_the_states() -> None:
     where: dict[str, Any] = {"local": True, "num_proc": 2, "max_np": 2}
-    results = spark_elastic.run(train_by_lightning, (False,), **where)
+    results = spark_elastic.run(train_by_lightning, (False, True), **where)
     assert [each.pop("rows") for each in results] == [16, 16]
     assert results[0] == results[1] == {"own": 4, "rank": 1.5, "half": 0.25}
-    with pytest.raises(
-        TrainingFailedError, match=r"loader that is not the state's.*trainer\.fit\(module, state\.loader\)"
-    ):
-        spark_elastic.run(train_by_lightning, (True,), **where)
+    for states_loader in (False, True):
+        with pytest.raises(
+            TrainingFailedError, match=r"loader that is not the state's.*trainer\.fit\(module, state\.loader\)"
+        ):
+            spark_elastic.run(train_by_lightning, (True, states_loader), **where)
 
 
 def train_with_plateau(accumulated: int) -> dict[str, float]:
@@ -166,6 +169,7 @@ def train_to_an_early_stop(every: int, interval: str) -> dict[str, Any]:
 
     import lightning.pytorch as pl
     import torch
+    import torchmetrics
 
     import spark_elastic as se
     from spark_elastic.lightning import LightningState
@@ -173,7 +177,7 @@ def train_to_an_early_stop(every: int, interval: str) -> dict[str, Any]:
     class Net(pl.LightningModule):
         def __init__(self) -> None:
             super().__init__()
-            self.net = torch.nn.Linear(1, 1)
+            self.net, self.rows = torch.nn.Linear(1, 1), torchmetrics.SumMetric()
             torch.nn.init.ones_(self.net.weight)
             torch.nn.init.zeros_(self.net.bias)
 
@@ -190,6 +194,9 @@ def train_to_an_early_stop(every: int, interval: str) -> dict[str, Any]:
 
         def validation_step(self, batch: torch.Tensor, _: int) -> None:
             self.log("val", self.loss(batch / 4, 0.5), sync_dist=True)
+            self.rows.update(len(batch))
+            self.log("rows", self.rows)
+            self.log("sum", torch.tensor(float(len(batch))), reduce_fx="sum", sync_dist=True)
 
         def on_validation_end(self) -> None:
             if not self.trainer.sanity_checking:
@@ -213,7 +220,8 @@ def train_to_an_early_stop(every: int, interval: str) -> dict[str, Any]:
         quiet = {"enable_progress_bar": False, "logger": False, "accelerator": "cpu"}
         trainer = state.trainer(**how, **quiet)
         trainer.fit(net, state.loader, torch.utils.data.DataLoader(range(4), batch_size=2))
-        return {"step": trainer.global_step, "stopped": trainer.should_stop, "waited": stopping.wait_count}
+        logged = {name: float(trainer.callback_metrics[name]) for name in ("rows", "sum")}
+        return {"step": trainer.global_step, "stopped": trainer.should_stop, "waited": stopping.wait_count, **logged}
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -324,6 +332,7 @@ def test_lightning_validates_within_epochs_and_stops_early_as_if_no_worker_had_b
     )
     assert struck.faults == 6
     assert (quiet.pop("stopped"), quiet.pop("warned")) == (True, False)
+    assert quiet["rows"] == quiet["sum"] == 4
     weights = quiet.pop("weights")
     # A worker that came when training was over has not seen an epoch.
     warned = [result.pop("warned") for result in struck.results]

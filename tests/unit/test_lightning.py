@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from types import SimpleNamespace
 from typing import Any
 
@@ -77,6 +78,54 @@ def test_callbacks_that_would_freeze_or_try_anew_in_each_world_are_refused() -> 
 def test_what_the_job_decides_is_refused_by_name(name: str) -> None:
     with pytest.raises(TypeError, match=f"{name} is decided by the job"):
         state_of("one").trainer(**{name: 1})
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            {"reload_dataloaders_every_n_epochs": 1},
+            "reload_dataloaders_every_n_epochs would replace the state's loader",
+        ),
+        ({"sync_batchnorm": True}, "sync_batchnorm=True needs GPUs"),
+        ({"logger": pl.loggers.CSVLogger(".", version="y")}, r"CSVLogger\(version=…\) deletes"),
+        ({"logger": [pl.loggers.CSVLogger(".", version=0)]}, r"CSVLogger\(version=…\) deletes"),
+    ],
+)
+def test_settings_that_would_do_something_else_in_a_world_are_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        state_of("one").trainer(**settings)
+
+
+class Fits(Net):
+    """Uses but one of its layers."""
+
+    def __init__(self) -> None:
+        super().__init__("one")
+        self.unused = torch.nn.Linear(1, 1)
+
+    def training_step(self, batch: torch.Tensor, _: int) -> torch.Tensor:
+        return self.net(batch.float().unsqueeze(1)).mean()
+
+
+def fit(state: LightningState, epochs: int) -> None:
+    quiet: dict[str, Any] = {"enable_progress_bar": False, "logger": False, "accelerator": "cpu"}
+    state.trainer(max_epochs=epochs, **quiet).fit(state.model.module, state.loader)  # type: ignore[attr-defined]
+
+
+def test_a_second_fit_that_trains_nothing_is_told_of() -> None:
+    loader = ElasticDataLoader(range(8), global_batch_size=4)
+    state: Any = LightningState(Fits(), loader=loader, find_unused_parameters=True)
+    assert state.model._ddp_kwargs == {"find_unused_parameters": True}
+    state._begin(None)
+    fit(state, 1)
+    with pytest.warns(UserWarning, match="has trained 1 epochs already"):
+        fit(state, 1)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*epochs already")
+        fit(state, 2)
+        state._enter_world(0, 1)  # where all fits are entered again
+        fit(state, 1)
 
 
 def test_on_a_gpu_lightning_looks_for_no_wrapper_of_torchs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,7 +110,7 @@ class TorchState(ObjectState):
             )
         is_shared = "loader" in self._values(shared=True)
         if is_shared and has_state_dict(loader) and not has_part(loader, TakesWorld):
-            warnings.warn(_what_is_kept_of(type(loader).__name__), stacklevel=2)
+            warnings.warn(_what_is_kept_of(loader), stacklevel=2)
 
     def _keeper_maker(self, commit: str, redundancy: int) -> Callable[[], Keeper]:
         """Return what makes the keeper of this state's commits."""
@@ -257,10 +257,15 @@ def _number_in(optimizer: torch.optim.Optimizer, number: int) -> str:
     return f"parameter {number} of a {type(optimizer).__name__}"
 
 
-def _what_is_kept_of(loader: str) -> str:
+def _what_is_kept_of(loader: object) -> str:
+    is_shuffled = isinstance(getattr(loader, "sampler", None), torch.utils.data.RandomSampler)
+    order = (
+        " It shuffles, and a newcomer's order is not that of the rank that was lost, so rows come twice or not at all after any "
+        "loss: take se.data.ElasticDataLoader(dataset, global_batch_size=…), which shuffles for all ranks."
+    )
     return (
-        f"{loader} knows nothing of ranks. Commits keep its position: after a reset survivors go on from it, and newcomers from "
-        "that of a survivor. Its rows are neither shared out nor counted: its dataset has to look at rank() and size() when its "
-        "first row is asked for, and when the world changes its size, rows of the epoch are left out or come twice. The loaders "
-        "of spark_elastic.data count each row once. docs/data.md, Streams, says more"
+        f"{type(loader).__name__} knows nothing of ranks. Commits keep its position: after a reset survivors go on from it, and "
+        "newcomers from that of a survivor. Its rows are neither shared out nor counted: its dataset has to look at rank() and size() when its "
+        "first row is asked for, and when the world changes its size, rows of the epoch are left out or come twice."
+        f"{order if is_shuffled else ''} The loaders of spark_elastic.data count each row once. docs/data.md, Streams, says more"
     )

@@ -9,6 +9,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from torchdata.stateful_dataloader import StatefulDataLoader
 from trained_state import equal, step, trained, values
 from worker_stage import on_stage
 
@@ -244,6 +245,8 @@ class Stream:
 def test_what_is_kept_of_a_loader_that_knows_nothing_of_ranks_is_said_where_the_state_is_made() -> None:
     with pytest.warns(UserWarning, match="Stream knows nothing of ranks"):
         TorchState(loader=Stream())
+    with pytest.warns(UserWarning, match="It shuffles, and a newcomer's order is not that of the rank that was lost"):
+        TorchState(loader=StatefulDataLoader([1, 2], shuffle=True))
 
 
 @pytest.mark.filterwarnings("error")
