@@ -1,7 +1,7 @@
 """Libraries for collectives, each in a file of its own.
 
-Every world has Gloo's group of all ranks, for the tensors of hosts and for the world's own messages. Where ``backend`` names
-another library, its group stands beside Gloo's, for the tensors of the devices that it takes.
+Every world has a Gloo group of all ranks, for tensors on the CPU and for the world's own messages. If ``backend`` names another
+library, its group exists beside Gloo's, for tensors on the devices that the library serves.
 """
 
 from __future__ import annotations

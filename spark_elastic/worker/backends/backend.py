@@ -1,4 +1,4 @@
-"""Backend: what a world's process group asks of a library for collectives."""
+"""Backend: what a world's process group requires of a library for collectives."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Backend(Protocol):
         """Make a group of some of the ranks, which ``abort`` reaches, too."""
 
     def guard(self, work: dist.Work) -> dist.Work:
-        """Return what user code and torch wait for in place of a work of one of these groups: the work, if an abort ends it."""
+        """Return what user code and torch wait for in place of one of these groups' works: itself, if an abort ends it."""
         return work
 
     def abort(self) -> list[threading.Thread]:

@@ -21,14 +21,14 @@ from spark_elastic.worker.torch_store import SECRET_BYTES, MeshStore, WorldStore
 
 logger = logging.getLogger("spark_elastic")
 
-# Gloo's own timeout never ends a collective: the driver detects hangs, and what Gloo has lost must not come back to a work that
-# has been ended without it, which ends the process.
+# Gloo's own timeout must never expire. The driver detects hangs; and if Gloo timed out an operation whose work has already been
+# ended from here, the process would end.
 TIMEOUT = timedelta(days=3650)
-# How often a rank looks, after an abort, whether Gloo still does something, and for how many looks it must have done nothing.
+# After an abort: the interval at which a rank looks whether Gloo is still active, and for how many looks it must be idle.
 LOOK_SECONDS = 0.01
 LOOKS = 3
-# After this many looks, two seconds, it is not waited for that the thread which serves the connections sleeps. It may never do
-# so again: it keeps trying to read for an operation that has failed.
+# After this many looks, two seconds, the thread that serves the connections need not be idle any more. It may never be: it
+# keeps trying to read for an operation that has failed.
 SERVING_LOOKS = 200
 
 
@@ -130,10 +130,10 @@ class Gloo(Backend):
         return group
 
     def _end_lost_works(self) -> None:
-        """From an abort until the group is closed and nothing is pending, have those works fail that Gloo has lost.
+        """Fail the works that Gloo has lost, from an abort until the group is closed and nothing is pending.
 
-        All connections have been shut, so each operation has been woken up unless it is lost, and an operation that has been
-        woken up is run by a thread. What is pending while those threads do nothing is lost.
+        All connections have been shut, so each operation has been woken up, unless it is lost, and is then run by a thread.
+        What is still pending while those threads are idle is lost.
         """
         looks = idle = 0
         before: dict[int, int] | None = None
@@ -142,7 +142,7 @@ class Gloo(Backend):
             looks += 1
             if self._works.are_complete():
                 continue
-            found_all = self.sockets.shut()  # user code may have made a group since
+            found_all = self.sockets.shut()  # user code may have made a group in the meantime
             is_served = looks > SERVING_LOOKS or rest(self._serving) is not None
             now = rest(self._running) if found_all and is_served and not self._works.are_in_callbacks() else None
             idle = idle + 1 if now is not None and now == before else 0

@@ -1,4 +1,4 @@
-"""Threads of this process that are not Python's: which there are, and whether they rest."""
+"""Finds the threads of this process that are not Python's, and whether they are idle."""
 
 from __future__ import annotations
 

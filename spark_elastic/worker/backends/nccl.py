@@ -1,4 +1,4 @@
-"""Nccl: groups of NVIDIA GPUs, whose collectives an abort completes with nonsense."""
+"""Nccl: groups of NVIDIA GPUs. An abort completes their collectives with meaningless results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from spark_elastic.worker.backends.backend import COLLECTIVE_TIMEOUT, Backend
 from spark_elastic.worker.sockets import interface_of
 from spark_elastic.worker.torch_store import WorldStore
 
-# How long a failed build waits for each communicator of worlds that are over to be freed.
+# How long a failed build waits for each communicator of a past world to be freed.
 ABORT_SECONDS = 2.0
 
 
@@ -42,7 +42,7 @@ class Nccl(Backend):
         try:
             self.group = self._new(dist.PrefixStore("nccl", self._store), self._rank, self._size)
         except RuntimeError:
-            # It may have lacked the memory that the last world's communicator still holds, and the next try shall have it.
+            # The build may have lacked memory that the last world's communicator still holds. Free it for the next try.
             for thread in list(self._aborting):
                 thread.join(ABORT_SECONDS)
             raise
@@ -53,13 +53,13 @@ class Nccl(Backend):
         return group
 
     def abort(self) -> list[threading.Thread]:
-        """End collectives without an error and with nonsense in their results, also of peers that have not aborted yet.
+        """End collectives without an error and with meaningless results, also on peers that have not aborted yet.
 
-        That takes some milliseconds, and freeing the communicators a second more, in which another may be built.
+        This takes some milliseconds. Freeing the communicators takes a second more, in which another one may be built.
         """
         groups = [group for group in (self.group, *self._subgroups) if group is not None]
-        # NCCL's abort may wait for kernels, and the caller may be the control thread, which must not wait. These are no daemons:
-        # a process that ends is not to take NCCL apart under one.
+        # NCCL's abort may wait for kernels, and the caller may be the control thread, which must not wait. The threads are not
+        # daemons, because NCCL must not be torn down under one when the process exits.
         aborting = [threading.Thread(target=group.abort, name="spark_elastic-nccl-abort") for group in groups]
         for thread in aborting:
             thread.start()
@@ -75,11 +75,11 @@ class Nccl(Backend):
         self._remains.clear()
 
     def _new(self, store: dist.Store, rank: int, size: int) -> dist.ProcessGroupNCCL:
-        # This package handles errors by having the driver abort the group, whereas torch's watchdog would end the process. The
-        # variable is written only if it has another value, because threads of earlier groups may be reading it.
+        # In this package the driver aborts the group on an error; torch's watchdog would end the process. Write the variable
+        # only if its value differs, because threads of earlier groups may be reading it.
         if os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING") != "0":
             os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
-        # Torch's monitor would ask the store of a generation that is over, and end the process where the driver has to judge.
+        # Torch's monitor would query the store of a past generation, and end the process, which is for the driver to decide.
         for name in ("TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_ENABLE_MONITORING"):
             os.environ.setdefault(name, "0")
         interface = interface_of(self._address)

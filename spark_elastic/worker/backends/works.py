@@ -1,9 +1,10 @@
-"""Works: what a rank waits for in Gloo, so that no rank waits for ever for an operation that Gloo has lost.
+"""Works: what a rank waits for in Gloo, so that no rank waits forever for an operation that Gloo has lost.
 
-When a connection ends, Gloo fails the operations that it has noted as pending there. An operation that has begun to be written
-or read is noted no more. So when a peer dies at that moment, the operation neither completes nor fails, and its waiter stays
-until the group's timeout; neither torch nor Gloo has a call that ends this. Therefore nobody waits inside Gloo: a collective is
-waited for by its future, which can be completed from here, and a transfer, which has none, on a thread that can be left behind.
+When a connection ends, Gloo fails the operations that it has recorded as pending there. Once an operation has begun to be
+written or read, it is no longer recorded. If a peer dies at that moment, the operation neither completes nor fails, and its
+waiter hangs until the group's timeout; neither torch nor Gloo has a call that ends this. Therefore nobody waits inside Gloo. A
+collective is waited for by its future, which can be completed from here; a transfer, which has no future, on a thread that can
+be left behind.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from typing import Any
 import torch.distributed as dist
 
 _LOST = "the operation was lost when a connection of the group ended"
-# Torch's word for no timeout.
+# Torch's value for no timeout.
 _NONE = timedelta(0)
-# For a wait that is known to be over its time, so that torch raises its own error.
+# The timeout of a wait that is known to have expired, so that torch raises its own error.
 _AT_ONCE = timedelta(milliseconds=1)
 
 
 class _Lost:
-    """The value of a lost collective's future. Whoever looks for tensors in it gets an error: DDP pickles it, hooks index it."""
+    """The value of a lost collective's future. Any attempt to use it raises: DDP pickles it, hooks index it."""
 
     def _fail(self, *arguments: object) -> Any:
         raise RuntimeError(_LOST)
@@ -32,7 +33,7 @@ class _Lost:
 
 
 class _Guarded(dist.Work):
-    """Answers what torch asks of a work as Gloo's own does, unless the operation is lost."""
+    """Answers torch's calls as Gloo's own work does, unless the operation is lost."""
 
     def __init__(self, work: dist.Work) -> None:
         super().__init__()
@@ -40,7 +41,7 @@ class _Guarded(dist.Work):
         self._is_lost = False
 
     def lose(self) -> None:
-        """Have it fail. Gloo must be done with it."""
+        """Make the work fail. Gloo must be done with it."""
         self._is_lost = True
 
     def is_success(self) -> bool:
@@ -82,7 +83,9 @@ class _Collective(_Guarded):
                 return self._work.wait(_AT_ONCE)
         if isinstance(self._future.wait(), _Lost):
             raise RuntimeError(_LOST)
-        return self._work.wait()  # it is over, and has the present stream wait for what it has begun on a GPU
+        return (
+            self._work.wait()
+        )  # this returns at once, and makes the current stream wait for what the work has begun on a GPU
 
     def get_future(self) -> Any:
         return self._future
@@ -92,15 +95,15 @@ class _Collective(_Guarded):
         return done
 
     def is_in_callbacks(self) -> bool:
-        """Whether a thread of Gloo's runs what waits for the result: torch completes a work after the callbacks of its future."""
+        """Whether a Gloo thread is running the future's callbacks. Torch completes a work only after these."""
         return self.is_completed() and not self._is_lost and not self._work.is_completed()
 
     def lose(self) -> None:
-        """Have it fail. The process ends if Gloo tries to complete the future as well."""
+        """Make the work fail. The process ends if Gloo tries to complete the future as well."""
         super().lose()
         try:
             self._future.set_result(_Lost())
-        except RuntimeError:  # it has completed in this moment
+        except RuntimeError:  # the future has just completed
             self._is_lost = False
 
 
@@ -148,7 +151,7 @@ class Works:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._collectives: list[_Collective] = []
-        # Nobody waits for a transfer that nobody has kept, whereas DDP keeps only the future of a collective.
+        # Weak, because a transfer without references has no waiter. DDP, however, keeps only the future of a collective.
         self._transfers: weakref.WeakSet[_Transfer] = weakref.WeakSet()
 
     def guard(self, work: dist.Work) -> dist.Work:
@@ -171,12 +174,12 @@ class Works:
             return all(work.is_completed() for work in (*self._collectives, *self._transfers))
 
     def are_in_callbacks(self) -> bool:
-        """Whether a thread of Gloo's runs callbacks, so that it may sleep with works still to run."""
+        """Whether a Gloo thread is running callbacks, so that it may sleep although works remain to be run."""
         with self._lock:
             return any(work.is_in_callbacks() for work in self._collectives)
 
     def lose(self) -> int:
-        """Have what is pending fail, because Gloo will not complete it any more. Return how many works that are."""
+        """Make all pending works fail, because Gloo will not complete them any more. Return their number."""
         with self._lock:
             lost = [work for work in (*self._collectives, *self._transfers) if not work.is_completed()]
             self._collectives = []

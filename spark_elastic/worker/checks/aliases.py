@@ -1,4 +1,4 @@
-"""Finds what is in a State twice, objects and memory: each place is kept by value, so that they are two after a reset."""
+"""Finds objects and memory that occur in a State twice. Each place is kept by value, so a reset makes them two."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from spark_elastic.worker.checks.training_code import LENGTH, depth_of_user
 from spark_elastic.worker.checks.unsupported import why_unsupported
 from spark_elastic.worker.state.snapshot import find_objects
 
-# What user code changes in place. Other objects, such as functions and enums, are often the same on purpose.
+# Types that user code changes in place. Other objects, such as functions and enums, are often shared on purpose.
 _CHANGED_IN_PLACE = (list, dict, OrderedDict, set, deque, defaultdict, Counter, numpy.ndarray, torch.Tensor)
 
 
@@ -87,7 +87,7 @@ _states: weakref.WeakKeyDictionary[torch.optim.Optimizer, weakref.ref[object]] =
 def watch_loads(optimizer: torch.optim.Optimizer, state: object) -> None:
     """Have ``optimizer.load_state_dict`` raise what ``check_live`` does for all attributes of its State."""
     if not hasattr(optimizer, "_optimizer_load_state_dict_post_hooks"):
-        return  # it wraps another one, and is no optimizer of torch's but by name
+        return  # a wrapper of another optimizer, which is torch's in name only
     if optimizer not in _states:
         optimizer.register_load_state_dict_post_hook(_check_loaded)
     _states[optimizer] = weakref.ref(state)

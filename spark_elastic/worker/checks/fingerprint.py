@@ -1,18 +1,18 @@
 """Fingerprints: all ranks compare what should be equal on all of them, while training continues.
 
 At commits 1, 2, 4, 8 … of a generation, and every few seconds when rank 0 asks for it, each rank takes a fingerprint of the
-parameters and the optimizer state of that commit. The digest of the fingerprint, one number, travels in the control collective of
-the commit, which adds little cost, and is compared when that is read, at the next commit. Only if digests differ do all
-ranks show each other the figures behind them, through the control store.
+parameters and the optimizer state of that commit. The fingerprint's digest, one number, travels cheaply in the commit's control
+collective, and is compared when that is read, at the next commit. Only if digests differ do all ranks exchange the figures
+behind them, through the control store.
 
 What is compared: when rank 0 asks, the bits of all elements, which takes about a millisecond for 10 MB; rank 0 asks so seldom
-that this takes no more than ``SHARE`` of the time. At the first commits, which follow each other closely, up to ``PIECE``
-elements of each tensor, another piece each time: if ranks train on rows of their own, their tensors differ everywhere.
+that this takes no more than ``SHARE`` of the time. At the first commits, which follow each other closely, only a piece of up to
+``PIECE`` elements of each tensor, a different one each time: ranks that each train on their own rows differ everywhere.
 
 How it is compared: bit for bit if all ranks run on CPUs of one kind with one version of torch, because Gloo's reductions leave
 the same bits on all ranks. Otherwise the last bits of an optimizer's step may differ from rank to rank (AVX2 and AVX-512, other
-GPUs, atomic additions on a GPU) and add up to less than 1e-4 over a million steps, so sums and norms of pieces are compared with
-a tolerance of ``TOLERANCE`` times the norm. That is more than such noise, and less than the difference between ranks that each
+GPUs, atomic additions on a GPU), which adds up to less than 1e-4 over a million steps. So sums and norms of pieces are compared
+with a tolerance of ``TOLERANCE`` times the norm: more than such noise, and less than the difference between ranks that each
 train on their own rows.
 
 Buffers are not compared: running statistics are each rank's own unless the rank's wrapper broadcasts them.
@@ -121,7 +121,7 @@ def _sum_of_bits(flat: torch.Tensor) -> torch.Tensor:
     """Add up a tensor's memory, eight bytes at a time, so that a single element that differs changes the sum."""
     a_word = max(1, 8 // flat.element_size())
     if flat.storage_offset() % a_word:
-        flat = flat.clone()  # ranks may hold the tensor at different offsets, and have to add up the same words
+        flat = flat.clone()  # ranks may hold the tensor at different alignments, but have to add up the same words
     words = len(flat) - len(flat) % a_word
     rest = flat[words:].view(_BITS[flat.element_size()]).sum(dtype=torch.int64)
     return flat[:words].view(torch.int64).sum() + rest
@@ -213,7 +213,7 @@ class Comparison:
     def report(self, commit: CommitId, tensors: Callable[[], Named], is_commit: bool) -> tuple[int, int]:
         """Return this rank's values for the control collective: a digest or 0, and whether the next commit is to have one.
 
-        ``is_commit`` is false where the ranks only check whether the world changes.
+        ``is_commit`` is false if the ranks only check whether the world changes.
         """
         if self._size == 1:
             return 0, 0

@@ -1,9 +1,9 @@
 """Finds out whether each worker trains a model of its own: without a State there are no commits at which ranks could be compared.
 
-In a fixed world gradients are averaged by collectives, whoever calls them, and all of these are counted. A rank whose optimizers
-step time and again, and that has entered no collective since the first step, shares nothing with the others. Outside a world, in
-a function that calls no elastic function, nothing can be shared at all. Models that are meant to be each worker's own, as in a
-search, train like this, too; so it is a warning, after ``STEPS`` steps or when the function returns.
+In a fixed world, gradients are averaged by collectives, whoever calls them, and every collective is counted. A rank whose
+optimizers keep stepping without a collective since the first step shares nothing with the others. Outside a world, in a
+function that calls no elastic function, nothing can be shared at all. Models that are meant to be each worker's own, as in a
+search, train like this, too. So this is only a warning, after ``STEPS`` steps or when the function returns.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from spark_elastic.worker.checks.training_code import depth_of_user
 from spark_elastic.worker.job import Job
 
-# After so many steps without a collective there is the warning. Some algorithms average weights every few dozen steps.
+# Steps without a collective before the warning. Some algorithms average weights every few dozen steps.
 STEPS = 100
 
 _FIXED = (
@@ -33,7 +33,7 @@ _PLAIN = (
 
 
 class LoneTraining:
-    """Counts optimizer steps, and the collectives since the first of them, while it is entered; warns once, on one worker."""
+    """While entered, counts optimizer steps, and the collectives since the first of them. Warns once, on one worker."""
 
     def __init__(self, job: Job) -> None:
         self._job = job

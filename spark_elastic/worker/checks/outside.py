@@ -1,4 +1,4 @@
-"""What is refused in an elastic function that is called outside a job, because a job would refuse it at its first step."""
+"""Refuses, in an elastic function that is called outside a job, what a job would refuse at its first step."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def checked_outside(state: TorchState) -> Iterator[None]:
 
 
 def _trains_unwrapped(state: TorchState, optimizer: torch.optim.Optimizer) -> str | None:
-    """Return the name of a parameter that is trained and that no wrapper has; None if there is none."""
+    """Return the name of a parameter that is trained and belongs to no wrapper; None if there is none."""
     names = state._parameter_names()
     trained = [p for p in stepped(optimizer) if p.grad is not None]
     if not any(id(p) in names for p in trained):
@@ -47,7 +47,7 @@ def _trains_unwrapped(state: TorchState, optimizer: torch.optim.Optimizer) -> st
     from spark_elastic.worker.ddp import DistributedDataParallel, wrappers
 
     kinds = (DistributedDataParallel, torch.nn.parallel.DistributedDataParallel)
-    # Also a wrapper whose module alone is in the State. The garbage collector does not list what was frozen.
+    # Include wrappers of which only the module is in the State. The garbage collector does not list frozen objects.
     found = [*wrappers, *(value for value in gc.get_objects() if type(value) in kinds)]
     wrapped = {id(parameter) for wrapper in found for parameter in wrapper.parameters()}
     return next((names[id(p)] for p in trained if id(p) in names and id(p) not in wrapped), None)

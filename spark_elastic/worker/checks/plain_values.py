@@ -1,13 +1,13 @@
 """Plain values: ranks compare the numbers, texts and other tensors of a State, which are meant to be equal on all of them.
 
-A value that each rank computes from its own rows, such as ``state.best = min(state.best, loss.item())``, is another one after a
-reset: a newcomer gets that of some other rank, and a checkpoint has rank 0's. Nothing breaks at once, so this is a warning. It
-names the attribute, the values of two ranks, and what to write.
+A value that each rank computes from its own rows, such as ``state.best = min(state.best, loss.item())``, changes in a reset: a
+newcomer gets some other rank's value, and a checkpoint holds rank 0's. Nothing breaks at once, so this is a warning. It names
+the attribute, the values of two ranks, and what to write instead.
 
 The values are compared at the same commits as fingerprints are (see ``fingerprint.py``), also the first of each generation:
-their digest travels with the control collective, and only where digests differ do ranks show each other the values. Compared are
-plain values, containers, arrays and tensors, and what objects have of these in their state dict or their attributes. Modules,
-optimizers and loaders are compared elsewhere, and ``local=`` is never compared.
+their digest travels with the control collective, and only if digests differ do ranks exchange the values. Plain values,
+containers, arrays and tensors are compared, also those in objects' state dicts or attributes. Modules, optimizers and loaders
+are compared elsewhere, and ``local=`` is never compared.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from spark_elastic.worker.checks.training_code import DEPTH, LENGTH, depth_of_us
 if TYPE_CHECKING:
     from spark_elastic.worker.world import World
 
-# How many values are compared: the first ones that are found.
+# At most this many values are compared, the first ones that are found.
 MOST = 1000
 # Longer texts are shown by their beginning and compared by a digest.
 LONG = 80
@@ -87,7 +87,7 @@ def take_values(tree: Mapping[str, object]) -> Values:
 
 
 def _describe(value: torch.Tensor | numpy.ndarray) -> str:
-    """Return a text that is equal for equal tensors; empty for those that train, which are compared as parameters are."""
+    """Return a text that is equal for equal tensors; empty for tensors that train, which are compared like parameters."""
     if isinstance(value, torch.Tensor):
         return "" if value.requires_grad else f"{value.dtype} {list(value.shape)} {digest_of_bits(value)}"
     if value.dtype.hasobject:
@@ -96,7 +96,7 @@ def _describe(value: torch.Tensor | numpy.ndarray) -> str:
 
 
 def _state_of_generator(value: object) -> bytes | None:
-    """Return where a generator of random numbers is; None for anything else."""
+    """Return the state of a random number generator; None for anything else."""
     if isinstance(value, random.Random):
         return repr(value.getstate()).encode()
     if isinstance(value, numpy.random.Generator):
@@ -107,14 +107,14 @@ def _state_of_generator(value: object) -> bytes | None:
 
 
 def _parts(value: object) -> list[tuple[str, object]]:
-    """Return what a container or an object consists of, and how each part is reached from it."""
+    """Return the parts of a container or an object, and how each part is reached from it."""
     if isinstance(value, dict):
         return [(f"[{key!r}]", entry) for key, entry in value.items() if is_plain(key)] if len(value) <= LENGTH else []
     if isinstance(value, (list, tuple, deque)):
         return [(f"[{place}]", entry) for place, entry in enumerate(value)] if len(value) <= LENGTH else []
     kind = type(value)
     if isinstance(value, (torch.nn.Module, torch.optim.Optimizer, type, ModuleType)) or hasattr(kind, "__iter__"):
-        return []  # an object that is iterated over, and has a position, is a loader
+        return []  # an iterable with a position is a loader
     if kind.__module__.partition(".")[0] == "spark_elastic":
         return []
     state = getattr(value, "state_dict", None)
@@ -174,7 +174,7 @@ def _attribute(place: str) -> str:
 
 
 class PlainValues:
-    """Compares one rank's values with those of the others, and warns once an attribute. Used by the thread that commits."""
+    """Compares this rank's values with those of the others; warns once per attribute. Used by the thread that commits."""
 
     def __init__(self) -> None:
         self._warned: set[str] = set()
@@ -183,11 +183,11 @@ class PlainValues:
         """Begin a generation."""
         self._world = world
         self._mine: tuple[int, Values] | None = None
-        # Attributes that are known to differ, which all ranks leave out from then on.
+        # Attributes that are known to differ. All ranks leave these out from then on.
         self._told: set[str] = set()
 
     def report(self, index: int, attributes: Mapping[str, object]) -> int:
-        """Return this rank's digest for the commit of this index; 0 where there is nobody to compare with."""
+        """Return this rank's digest for the commit of this index; 0 if there is no rank to compare with."""
         if self._world.size == 1:
             return 0
         values = take_values({name: value for name, value in attributes.items() if name not in self._told})
@@ -195,7 +195,7 @@ class PlainValues:
         return values.digest
 
     def read(self, digests: Sequence[int]) -> None:
-        """Compare the digests of all ranks. Where they differ, this waits until all ranks have shown their values."""
+        """Compare the digests of all ranks. If they differ, wait until all ranks have sent their values."""
         mine, self._mine = self._mine, None
         if mine is None or len(set(digests)) == 1:
             return

@@ -1,7 +1,7 @@
-"""Resumed settings: what a script gives to optimizers and schedulers, and a checkpoint replaces by what the job had before.
+"""Resumed settings: settings of optimizers and schedulers in a script that a checkpoint replaces by the job's earlier ones.
 
-So a job goes on as if nothing had happened, and a script that was changed meanwhile trains on with the old learning rate. No code
-can know which of the two is meant, so this is a warning.
+So a job continues as if nothing had happened, but a script that was edited in the meantime keeps training with the old learning
+rate. No code can know which of the two is meant, so this is a warning.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from spark_elastic.checkpoint.skeleton import StateDict
 
-# What schedulers change in an optimizer's groups. What these began with is their ``initial_lr``.
+# Settings of optimizer groups that schedulers change. The original rate is in ``initial_lr``.
 _SCHEDULED = {"lr", "momentum", "betas", "max_lr", "min_lr", "max_momentum", "base_momentum"}
-# What schedulers count.
+# Attributes of schedulers that record progress.
 _COUNTED = {"base_lrs", "best", "cooldown_counter", "last_epoch", "num_bad_epochs", "T_cur", "T_i"}
 _COMPARED = (bool, int, float, str, tuple, list)
 
-Setting = tuple[str, object, object]  # its name, the value here and the one that was saved
+Setting = tuple[str, object, object]  # its name, the value here, and the saved value
 
 
 def replaced_settings(live: Mapping[str, object], saved: Mapping[str, object]) -> list[str]:

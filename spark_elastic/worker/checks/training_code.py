@@ -61,7 +61,7 @@ class TrainingChecks:
         self._probes: list[RemovableHandle] = []
         self._warned: set[str] = set()
         self._buffers = UnkeptBuffers()
-        # Whether there has been a warning that every rank gets all rows.
+        # Whether the warning that every rank gets all rows has been issued.
         self._is_told_of_rows = False
         same_inputs.start()
         # By loader outside the State, its position at the last step of an optimizer, and how often that had advanced.
@@ -157,7 +157,7 @@ class TrainingChecks:
         bare = [p for p in trained if id(p) not in wrapped and id(p) not in own_parameters]
         if (
             bare and not self._job.is_fixed
-        ):  # code in a fixed world may average gradients by hand, and fingerprints show it if that is missing
+        ):  # code in a fixed world may average gradients by hand; fingerprints reveal it if it does not
             self._check_bare(bare, is_shared, bool(wrapped))
         if is_shared:
             self._check_beside(optimizer, shared)

@@ -1,4 +1,4 @@
-"""Finds buffers that training changes and no commit keeps, since they were registered with ``persistent=False``."""
+"""Finds buffers that training changes but no commit keeps, because they were registered with ``persistent=False``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from spark_elastic.worker.registered import non_persistent_buffers, same_values
 from spark_elastic.worker.state.snapshot import find_objects
 
-# At which steps of a generation buffers are compared: what changes between all of them is trained, and no cache that is filled.
+# The steps of a generation at which buffers are compared. A buffer that changes between all of them is not just a filled cache.
 STEPS = (2, 3, 4)
 # Larger buffers are not compared.
 NUMBERS = 1_000_000
@@ -22,7 +22,7 @@ class UnkeptBuffers:
         self._changing: dict[str, torch.Tensor] = {}
 
     def look(self, step: int, shared: Mapping[str, object]) -> list[str]:
-        """Take note of the buffers at a step. Return at the last one the names of those that changed between all of them."""
+        """Note the buffers at a step. At the last step, return the names of those that changed between all of them."""
         if step not in STEPS:
             return []
         now = _compared(shared)

@@ -6,7 +6,7 @@ import sys
 
 import torch
 
-# Torch's classes that divide a model among ranks, so that no rank could give the whole of it to a newcomer.
+# Torch's classes that divide a model among ranks, so that no rank could send the whole of it to a newcomer.
 _SHARDED = ("ZeroRedundancyOptimizer", "FullyShardedDataParallel")
 _DTENSOR = "a DTensor, as FSDP and tensor parallelism make them"
 _METRIC = "a torchmetrics metric whose values its state dict leaves out"
@@ -15,7 +15,7 @@ _HOW_TO_DIVIDE = (
     ". A model that fully_shard divides goes into a spark_elastic.ShardedState, and the norm of its gradients as "
     "float(norm)"
 )
-# How the sentence goes on, by what the object is.
+# The rest of the sentence, by the kind of object.
 _ADVICE = {
     _DTENSOR: _DENSE + _HOW_TO_DIVIDE,
     "torch's FullyShardedDataParallel": _DENSE + _HOW_TO_DIVIDE,

@@ -1,9 +1,9 @@
-"""Adds up over all ranks what the shards of a global batch contributed, in the order of the tree, and gives every rank the sum.
+"""Adds up the contributions of a global batch's shards over all ranks, in the tree's order, and gives every rank the sum.
 
-Each rank has added its shards up to a few nodes, which are flat tensors. These are cut into as many chunks as there are ranks; an
-all-to-all brings together all nodes of a chunk at the rank that owns the chunk, which adds them in the tree's order; another
-hands out the sums. A rank sends its nodes once and receives the sum once, as in a ring reduction, whose order of adding follows
-the ranks.
+Each rank has already added its shards up to a few nodes, which are flat tensors. These are cut into as many chunks as there are
+ranks. An all-to-all brings all nodes of a chunk to the rank that owns the chunk, which adds them in the tree's order; another
+hands out the sums. A rank sends its nodes once and receives the sum once, as in a ring reduction, which however adds in the
+order of the ranks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from spark_elastic.worker.backends import HOST_BACKEND
 from spark_elastic.worker.shards.tree import Node, nodes_of, total
 from spark_elastic.worker.world import World, translated_errors
 
-# Takes the number of a flat tensor, one whose device is wanted, and a length; returns memory that later calls may return again.
+# Takes the number of a flat tensor, a tensor on the wanted device, and a length. Returns memory that later calls may reuse.
 Room = Callable[[int, torch.Tensor, int], torch.Tensor]
 
 

@@ -1,4 +1,4 @@
-"""Which loop over the parts of a batch is open in this process, so that what must not happen inside one can be refused."""
+"""Tracks the open loop over the parts of a batch in this process, to refuse what must not happen inside one."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Loops:
             self.open = None
 
     def leave(self, loop: Loop) -> None:
-        """Close a loop that was left before its end, as if it had not begun. A loop that was abandoned changes nothing."""
+        """Close a loop that was left early, as if it had not begun. For an abandoned loop this does nothing."""
         if self.open is loop:
             self.open, self._was_left = None, True
             loop.put_back()
@@ -55,7 +55,7 @@ class Loops:
         self._was_left = False
 
     def refuse(self, what: str) -> None:
-        """Raise ``TrainingCodeError`` if a loop is open, or was left before its end; ``what`` has happened."""
+        """Raise ``TrainingCodeError`` if a loop is open, or was left early. ``what`` names the offending event."""
         if self.open is not None:
             raise TrainingCodeError(
                 f"{what} inside a loop over model.parts(batch), where gradients are those of one shard and not yet of the "

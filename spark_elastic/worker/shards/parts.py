@@ -38,13 +38,13 @@ from spark_elastic.worker.world import World
 
 # How many numbers a part can note. The header has room for this many.
 MOST_NOTED = 8
-# The header's type is that of most gradients, beside which it travels. What it cannot hold exactly is sent as two numbers: counts
-# as their high and low halves, and what is noted as its value in this type and what that lacks.
+# The header has the type of most gradients, with which it travels. Numbers that it cannot hold exactly are sent as two: counts
+# as high and low halves, noted numbers as their rounded value and the remainder.
 _HEADER, _HALF = torch.float32, 2**12
 
 
 class Parts:
-    """The shards of one batch that this rank computes, to be iterated once; ``model.parts(batch)`` makes it."""
+    """The shards of one batch that this rank computes, to be iterated once. Created by ``model.parts(batch)``."""
 
     def __init__(self, batch: object, sources: Sources, workspace: Workspace, world: World | None) -> None:
         leaves = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
@@ -72,7 +72,7 @@ class Parts:
         self._hooks: list[RemovableHandle] = []
 
     def note(self, **values: torch.Tensor | float) -> None:
-        """Note numbers of the present part, such as its loss, whose means over all rows ``means`` has after the loop."""
+        """Note numbers of the current part, such as its loss. After the loop, ``means`` has their means over all rows."""
         self._noted |= {
             name: float(value.detach()) if isinstance(value, torch.Tensor) else float(value)
             for name, value in values.items()
@@ -154,7 +154,7 @@ class Parts:
         return 1 + 2 * len(self._sources.parameters)
 
     def _like(self, place: int) -> torch.Tensor:
-        """Return a tensor of the shape, dtype and device of what has this place."""
+        """Return a tensor with the shape, dtype and device of the value at this place."""
         if place == 0:
             touched = self._buffers_from - 1 + len(self._sources.averaged)
             counted = 2 * len(self._sources.counters)
@@ -167,7 +167,7 @@ class Parts:
         return self._sources.parameters[place - 1]
 
     def _lay_out(self) -> None:
-        """Have slots for what earlier loops of the generation have touched, and gradients move into them at once."""
+        """Make slots for what earlier loops of the generation have touched, and move gradients into them as they arise."""
         places = {0, *self._workspace.touched}
         if not self._workspace.has_slots_for(places):
             self._workspace.lay_out({place: self._like(place) for place in places}, self._size)
@@ -180,7 +180,7 @@ class Parts:
         ]
 
     def _settle(self, place: int, parameter: torch.Tensor) -> None:
-        """Move a gradient that backward has just made into its slot. What it lay in is used again for the next one."""
+        """Move a gradient that backward has just made into its slot. Its memory is reused for the next one."""
         gradient, slot = parameter.grad, self._contribution.slots[place]
         if gradient is None or gradient is slot or gradient.layout is not torch.strided or gradient.requires_grad:
             return
@@ -228,7 +228,7 @@ class Parts:
 
     @torch.no_grad()
     def _take(self, shard: int) -> None:
-        """Take what the part of this shard contributes: gradients, buffers, counts and what it noted."""
+        """Take the contribution of this shard's part: gradients, buffers, counts and noted numbers."""
         sources, taken = self._sources, self._contribution
         given = {0}
         for place, parameter in enumerate(sources.parameters, 1):
@@ -281,7 +281,7 @@ class Parts:
             layout = Layout({place: self._like(place) for place in missing}, self._size)
             sums |= self._add(layout, {node: layout.filled(each.others) for node, each in nodes.items()}, _new)
             self._workspace.touched |= missing
-        # The sum of what the largest shard counts once for becomes the mean over rows.
+        # In the sum the largest shard has weight 1. This scale makes the sum a mean over rows.
         scale = self._cut.largest / self._cut.rows
         self._set_gradients(touched, sums, scale)
         self._set_buffers(touched[self._buffers_from - 1 :], counted, sums, scale)
@@ -290,7 +290,7 @@ class Parts:
         seed_all((*self._seeds, self._cut.shards))
 
     def _header(self) -> torch.Tensor:
-        """Return how often this rank's parts have touched each place, how far counters have come, and what the parts noted."""
+        """Return how often this rank's parts have touched each place, the counters' progress, and the noted numbers."""
         noted = torch.zeros(self._cut.shards, MOST_NOTED, 2, dtype=_HEADER, device="cpu")
         for shard, numbers in self._notes.items():
             exact = torch.tensor(numbers, dtype=torch.float64, device="cpu")
@@ -320,10 +320,10 @@ class Parts:
             parameter.grad = before
             if not touched[place - 1]:
                 continue
-            # It has memory of its own, so that it begins at the same alignment in every world.
+            # The gradient gets memory of its own, so that its alignment is the same in every world.
             gradient = torch.mul(sums[place], scale, out=torch.empty_like(parameter))
             place_of_rows = place + self._rows_from - 1
-            if touched[place - 1] == touched[place_of_rows - 1]:  # it was sparse in every shard that had one
+            if touched[place - 1] == touched[place_of_rows - 1]:  # the gradient was sparse in every shard that had one
                 gradient = _sparse(gradient, sums[place_of_rows])
             parameter.grad = gradient if before is None else before.add_(gradient)
 

@@ -1,4 +1,4 @@
-"""Sharding: that the models of a State train on the shards of its loader, in one generation."""
+"""Sharding: lets the models of a State train on the shards of its loader, in one generation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Sharding:
-    """What the wrapped models of a State share where its loader was made with ``shards=``."""
+    """What the wrapped models of a State share if its loader was made with ``shards=``."""
 
     def __init__(self, models: Sequence[DistributedDataParallel], shards: int, world: World | None) -> None:
         loops.abandon()
@@ -55,7 +55,7 @@ class Sharding:
 
 
 def shards_in_use() -> int | None:
-    """Return into how many shards the loader of this job's State cuts batches; None if it does not, or is not known yet."""
+    """Return the number of shards into which this job's loader cuts batches; None if it does not, or is not known yet."""
     job = current_job()
     loader = None if job is None or job.state is None else job.state._loader_in_use()
     return shards_of_loader(loader)

@@ -1,4 +1,4 @@
-"""What the forward and backward of a shard change in some models: gradients of parameters, and buffers."""
+"""The tensors of models that a shard's forward and backward change: gradients of parameters, and buffers."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Buffer:
 
     @property
     def present(self) -> torch.Tensor:
-        """The tensor that has the value at present."""
+        """The tensor that currently holds the value."""
         return self.tensor
 
     @property
     def has_changed(self) -> bool:
-        """Whether it is not as it was. Values are compared, since torch's batch norms do not count a tensor's version up."""
+        """Whether the value has changed. Compares values, because torch's batch norms do not increase a tensor's version."""
         return not torch.equal(self.present, self.before)
 
     def note(self) -> None:
@@ -131,12 +131,12 @@ class ModuleSources(Sources):
 
 
 def _place(module: str, key: str) -> str:
-    """Name what a wrapped model has, as its user does."""
+    """Return the name by which the user knows a part of a wrapped model."""
     return f"{module}.{key}".lstrip(".").removeprefix("module.")
 
 
 def _refuse_own_generators(module: nn.Module, name: str) -> None:
-    """Refuse random numbers that no shard seeds, and that go on from part to part of each rank."""
+    """Refuse random generators that no shard seeds, and that continue from part to part on each rank."""
     for key, value in vars(module).items():
         if isinstance(value, (torch.Generator, numpy.random.Generator, numpy.random.RandomState, random.Random)):
             raise TrainingCodeError(

@@ -59,7 +59,7 @@ def total(shards: int, have: Mapping[Node, T], add: Callable[[T, T], T]) -> T:
 
 @functools.cache
 def _parents(shards: int) -> Mapping[tuple[Node, Node], Node]:
-    """Return the node of each two halves."""
+    """Return the node that each pair of halves adds up to."""
     found = {}
     waiting = [Node(0, shards)]
     while waiting:
@@ -92,5 +92,5 @@ class RunningSum(Generic[T]):
 
     @property
     def nodes(self) -> dict[Node, T]:
-        """The nodes that have been completed and belong to no larger one that has been."""
+        """The completed nodes that belong to no larger completed node."""
         return dict(self._kept)

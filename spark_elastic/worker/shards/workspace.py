@@ -1,7 +1,7 @@
 """Memory in which shards are added up: flat tensors, one for each depth of the tree, that are kept from loop to loop.
 
-Values laid out flat are added, sent and received in one piece. Keeping the memory matters as well: where it is returned and taken
-anew at every shard, each 4 KB cost a page fault, which takes longer than filling them.
+Values laid out flat are added, sent and received in one piece. Keeping the memory matters as well: if it were freed and
+allocated again for every shard, each 4 KB would cost a page fault, which takes longer than filling them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _ALIGNMENT = 64
 
 @dataclass(slots=True)
 class Contribution:
-    """What a shard, or a node of the tree, adds to the sums.
+    """The contribution of a shard, or a node of the tree, to the sums.
 
     ``flat``: a tensor for each kind of device and dtype. ``slots``: the parts of it that belong to one place each.
     ``others``: values for places without a slot, none of which stands for zeros.
@@ -48,8 +48,8 @@ class Contribution:
     def add(self, other: Contribution) -> Contribution:
         """Add the values of the node to the right to this one, and return it.
 
-        Zeros are added where one of the two has none: that makes 0.0 of -0.0, as it does in a slot, or on a rank that received
-        the zeros.
+        If one of the two lacks a value, zeros are added: this turns -0.0 into 0.0, as in a slot, or on a rank that received the
+        zeros.
         """
         for mine, theirs in zip(self.flat, other.flat, strict=True):
             mine.add_(theirs)
@@ -65,7 +65,7 @@ class Contribution:
 
 
 class Layout:
-    """Where the values of some places lie. Alike on all ranks that are given tensors of the same shapes for the same places."""
+    """Where the values of some places lie. It is the same on all ranks that have equal shapes for the same places."""
 
     def __init__(self, like: Mapping[int, torch.Tensor], size: int) -> None:
         self._like = like
@@ -116,7 +116,7 @@ class Workspace:
         self._received: dict[int, torch.Tensor] = {}
 
     def lay_out(self, like: Mapping[int, torch.Tensor], size: int) -> None:
-        """Have slots for these places."""
+        """Make slots for these places."""
         self._places = set(like)
         self.layout = Layout(like, size)
         self._depths, self._received = [], {}
@@ -126,7 +126,7 @@ class Workspace:
         return self._places == places
 
     def at(self, depth: int) -> Contribution:
-        """Return the memory for the value that the running sum keeps behind ``depth`` others."""
+        """Return the memory for the value that the running sum keeps at this depth."""
         while len(self._depths) <= depth:
             self._depths.append(self.layout.contribution())
         found = self._depths[depth]
@@ -134,7 +134,7 @@ class Workspace:
         return found
 
     def received(self, number: int, like: torch.Tensor, length: int) -> torch.Tensor:
-        """Return memory of this length for what other ranks send, for the flat tensor of this number."""
+        """Return memory of this length to receive other ranks' parts of the flat tensor of this number."""
         found = self._received.get(number)
         if found is None or found.numel() < length or found.device != like.device:
             found = self._received[number] = like.new_empty(length)

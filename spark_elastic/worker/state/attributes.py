@@ -1,4 +1,4 @@
-"""What an object of another library's, such as a callback, remembers in its attributes, as a commit keeps it."""
+"""Keeps in commits what an object of another library, such as a callback, remembers in its attributes."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ _NAMED = "spark_elastic.named"
 class Attributes:
     """The attributes of an object that training changes, if they are numbers, strings, arrays, or containers of these.
 
-    Functions and classes that a module has by their names count as such, too.
+    Functions and classes that a module holds under their own names count, too.
 
-    An object with ``state_dict`` and ``load_state_dict`` says itself what it remembers. What training leaves alone is not
-    kept: it may be another value on each rank.
+    For an object with ``state_dict`` and ``load_state_dict``, these methods decide. Attributes that training does not change
+    are not kept, because they may differ between ranks.
 
-    When a world has formed, ``reset``, what the object does when training begins, ``begin``, and ``load``.
+    The order in each world: ``reset``, whatever the object does when training begins, ``begin``, ``load``.
     """
 
     def __init__(self, owner: Any, without: Collection[str] = ()) -> None:
-        """Note what the attributes are before training, but for those named in ``without``."""
+        """Note the attributes before training, except those named in ``without``."""
         self._owner = owner
         self._without = without
         self._has_state_dict = hasattr(owner, "state_dict") and hasattr(owner, "load_state_dict")
@@ -51,7 +51,7 @@ class Attributes:
         self._changed: set[str] = set()
 
     def reset(self) -> None:
-        """Set back what training has changed to what it was before."""
+        """Reset attributes that training has changed to their values before training."""
         if self._has_state_dict and self._has_begun:
             self._owner.load_state_dict(copy.deepcopy(self._first_state))
         now = self._dumps()
@@ -60,13 +60,13 @@ class Attributes:
                 self._set(name, cloudpickle.loads(value))
 
     def begin(self) -> None:
-        """Note what the attributes are as training begins."""
+        """Note the attributes as training begins."""
         self._has_begun = True
         self._sizes = self._sizes_of_others()
         self._begun, self._changed = self._dumps(), set()
 
     def values(self) -> Any:
-        """Return what the object remembers now."""
+        """Return the attributes to keep, with their present values."""
         if self._has_state_dict:
             return self._owner.state_dict()
         for name, size in self._sizes_of_others().items():
@@ -94,7 +94,7 @@ class Attributes:
         return {name: _kept(value) for name, value in now.items() if name in self._changed}
 
     def load(self, values: Any) -> None:
-        """Have the object remember what another one, or itself, has remembered at a commit; None: nothing yet."""
+        """Set the attributes to values that this or another object had at a commit; None if there are none yet."""
         if values is None:
             return
         if self._has_state_dict:
@@ -105,7 +105,7 @@ class Attributes:
             self._set(name, _given(value))
 
     def _set(self, name: str, value: Any) -> None:
-        """Set an attribute, in place where others may hold the same container."""
+        """Set an attribute, in place if other code may hold the same container."""
         now = vars(self._owner).get(name)
         if type(now) is type(value) is list:
             now[:] = value
@@ -135,7 +135,7 @@ class Attributes:
 
 
 def by_name(owners: Iterable[Any]) -> dict[str, Any]:
-    """Return objects by the names of their classes, with numbers from the second of a class on: alike on all ranks."""
+    """Return objects by class name, numbered from the second of a class on, so that names are the same on all ranks."""
     named: dict[str, Any] = {}
     counts: Counter[str] = Counter()
     for owner in owners:
@@ -164,7 +164,7 @@ def _is_plain(value: object) -> bool:
 
 
 def _kept(value: Any) -> Any:
-    """Copy a tree of lists, tuples and dicts with tensors in place of arrays, which commits copy and send as such."""
+    """Copy a tree of lists, tuples and dicts, and turn arrays into tensors, which commits copy and send efficiently."""
     if type(value) is dict:
         return {key: _kept(entry) for key, entry in value.items()}
     if type(value) in (list, tuple):

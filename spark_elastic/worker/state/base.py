@@ -1,4 +1,4 @@
-"""State: what has to survive the loss of workers. Users may subclass it."""
+"""State: the values that have to survive the loss of workers. Users may subclass it."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class State(ABC):
     """What ``@elastic`` requires of a state. Subclasses define how it is saved, restored and synced.
 
     A subclass with an ``__init__`` of its own calls ``super().__init__()``. Commits are named by (generation, index). Each rank
-    makes a commit alone, behind a reduction of the step over all ranks, or else all ranks confirm it one commit later. A rank
-    that lacks the newest commit after a loss receives it in ``sync``.
+    makes a commit alone, after a reduction of the step over all ranks; without such a reduction, all ranks confirm the commit
+    one commit later. A rank that lacks the newest commit after a loss receives it in ``sync``.
     """
 
-    # The checks of the training function; None if the state does not know what to check.
+    # The checks of the training function; None if this kind of state has none.
     _checks: TrainingChecks | None = None
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class State(ABC):
 
     @abstractmethod
     def restore(self) -> None:
-        """Set the values back to those of the last ``save``."""
+        """Reset the values to those of the last ``save``."""
 
     @abstractmethod
     def sync(self) -> None:
@@ -75,13 +75,14 @@ class State(ABC):
     def commit(self, durable: bool = False) -> None:
         """Save the state, then check whether the world is about to change.
 
-        A commit costs a copy of the state and one small collective that is waited for only at the next commit; where gradients
-        are reduced in each step, commits in quick succession share one. All ranks have to commit equally often. On a GPU the copy
-        of an ``ObjectState`` is waited for only at the next commit, too: a copy that is under way when a worker is lost is
-        discarded, and the commit before it holds. With ``durable`` this commit is written to the job's ``checkpoint`` in the
-        background, whatever ``checkpoint_interval`` says; while an older commit is still being written, the first commit after
-        that is written instead. Where all ranks write together (``commit="sharded"``, a divided ``ZeroRedundancyOptimizer``),
-        one of the next eight is.
+        A commit costs a copy of the state and one small collective that is waited for only at the next commit. If gradients are
+        reduced in each step, commits in quick succession share one collective. All ranks have to commit equally often. On a
+        GPU, the copy of an ``ObjectState`` is also waited for only at the next commit: if a worker is lost while a copy is
+        under way, the copy is discarded, and the previous commit holds.
+
+        With ``durable``, this commit is written to the job's ``checkpoint`` in the background, whatever ``checkpoint_interval``
+        says. If an older commit is still being written, the first commit after that is written instead. If all ranks write
+        together (``commit="sharded"``, a divided ``ZeroRedundancyOptimizer``), one of the next eight commits is written.
 
         Raises ``WorkerLostError`` when a rank is lost (this step is not saved if one of its reductions may have failed), and
         ``HostsUpdatedInterrupt``, on all ranks at the same commit, when workers arrive or leave.
@@ -98,9 +99,8 @@ class State(ABC):
     def register_reset_callbacks(self, callbacks: Iterable[ResetCallback]) -> None:
         """Have ``callback(old_size, new_size)`` called on every rank, newcomers included, after the sync of each reset.
 
-        ``old_size`` is the size of the world that made the commit from which training continues; in a job that resumes from
-        a durable checkpoint, it is the size of the world that wrote it. Callbacks are not called where a job starts from
-        nothing.
+        ``old_size`` is the size of the world that made the commit from which training continues; in a job that resumes from a
+        durable checkpoint, it is the size of the world that wrote it. Callbacks are not called when a job starts from scratch.
         """
         if callable(callbacks):
             raise TypeError(
@@ -113,9 +113,9 @@ class State(ABC):
         self._reset_callbacks.extend(given)
 
     def heartbeat(self) -> None:
-        """Report progress from code that runs long between collectives, which restarts ``hang_timeout``. This costs nothing.
+        """Report progress from code that runs for a long time without collectives. Restarts ``hang_timeout``. Costs nothing.
 
-        docs/howto/training.md says how long such code may take without a heartbeat ("Time limits").
+        docs/howto/training.md says how long such code may run without a heartbeat ("Time limits").
         """
         job = current_job()
         if job is not None:
@@ -126,11 +126,11 @@ class State(ABC):
 
         Call it as often as you like: at most a few reports a second are sent, each with the newest value of every name.
 
-        With ``run(checkpoint_best=)`` rank 0's value of that metric is about the last commit if no optimizer has stepped since,
-        else about the next one; with an ``ObjectState``, which watches no optimizers, always about the last one. If the value is
-        the best so far while an older commit is being written, rank 0 waits for that write; if rank 0 is lost before it has
-        written it, the next rank 0 does so if it has reported the value, too. Report ahead of the commit that ends
-        the epoch: that commit may interrupt, and what follows it is not run then.
+        With ``run(checkpoint_best=)``, rank 0's value of that metric belongs to the last commit if no optimizer has stepped
+        since, else to the next one; with an ``ObjectState``, which watches no optimizers, always to the last one. If the value
+        is the best so far while an older commit is being written, rank 0 waits for that write. If rank 0 is lost before it has
+        written the best commit, the next rank 0 writes it, provided that it has reported the value, too. Report before the
+        commit that ends the epoch: that commit may interrupt, and the code after it is then not run.
         """
         job = current_job()
         if job is None:
@@ -150,10 +150,10 @@ class State(ABC):
             self._commits.is_entered = False
 
     def _prepare(self) -> None:
-        """Do in advance, while no other worker waits for this one, what would otherwise delay the first commits."""
+        """Do work in advance that would delay the first commits, while no other worker waits for this one."""
 
     def _begin(self, job: Job | None) -> None:
-        """Enter a new generation: sync, run the callbacks, take this rank's data, and make the commit that seals it."""
+        """Enter a new generation: sync, run the callbacks, take this rank's share of the data, and make the sealing commit."""
         if job is None or job.world is None:
             self.sync()
             self._enter_world(0, 1)
@@ -182,7 +182,7 @@ class State(ABC):
         return True
 
     def _leave(self, world: World) -> None:
-        """Finish the generation, because the user's function has returned; the vote comes next."""
+        """Finish the generation after the user's function has returned, before the vote."""
         self._commits.leave(self, world)
 
     # ------------------------------------------------------------------ what ObjectState and TorchState add
@@ -199,14 +199,14 @@ class State(ABC):
         """Take this rank's share of the data."""
 
     def _checked_outside(self) -> AbstractContextManager[None]:
-        """Refuse, while the elastic function runs outside a job, what a job would refuse."""
+        """While the elastic function runs outside a job, refuse what a job would refuse."""
         return nullcontext()
 
     def _check_models(self, job: Job) -> None:
         """Refuse wrapped models that are not in the state, whose weights would not be kept equal."""
 
     def _compared(self) -> Named:
-        """The tensors that have to be equal on all ranks at a commit, with their names."""
+        """The tensors that have to be equal on all ranks at a commit, by name."""
         return ()
 
     def _compared_values(self) -> dict[str, object]:

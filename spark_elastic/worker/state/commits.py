@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from spark_elastic.worker.state.keepers.keeper import Keeper
 
 _NO_LOADER = (0,) * LOADER_FIELDS
-# The index, among a rank's values for a commit, of the time that a step takes it.
+# The index, among a rank's values for a commit, of the rank's step time.
 MEASURED = 6
-# The index of whether all ranks are to write a later commit to a durable checkpoint, each a part.
+# The index of the flag that all ranks are to write their parts of a later commit to a durable checkpoint.
 WRITES_PART = 7
-# The index of the digest of what is to be equal on all ranks beside tensors that train.
+# The index of the digest of plain values that have to be equal on all ranks.
 PLAIN_VALUES = 8
 # The commits of a generation up to this index are waited for immediately, because they show the driver that the world makes
 # progress.
@@ -55,12 +55,12 @@ _entered: ContextVar[State | None] = ContextVar("spark_elastic_entered", default
 class Commits:
     """The commits of one state. Used by the user's thread.
 
-    A commit is named by (generation, index). Each rank makes a commit alone. It does so behind a reduction of the step over all
-    ranks, or else all ranks confirm the commit at the next one; so they never get far apart. The keeper decides what is copied
-    and where to; a state that keeps the copy in its own ``save`` has no keeper.
+    A commit is named by (generation, index). Each rank makes a commit alone, after a reduction of the step over all ranks;
+    without such a reduction, all ranks confirm the commit at the next one. So ranks never get far apart. The keeper decides
+    what is copied, and where to; a state that copies in its own ``save`` has no keeper.
     """
 
-    # Counts the commits of a generation, by a clock.
+    # Decides by a clock at which commits of a generation ranks exchange values.
     pace: Callable[[Callable[[], float]], Pace] = Pace
 
     def __init__(self, keeper: Keeper | None) -> None:
@@ -70,7 +70,7 @@ class Commits:
         self.index = 0
         # The size of the world that wrote the durable checkpoint from which this job resumed; 0 without one.
         self.restored_size = 0
-        # Whether the user's function runs: no sync follows on a restore that it asks for.
+        # Whether the user's function is running. No sync follows a restore that it requests.
         self.is_entered = False
         self._is_recording = False
         self._is_settled = True
@@ -78,8 +78,8 @@ class Commits:
         self._comparison: Comparison | None = None
         self._plain = PlainValues()
         self._pace: Pace | None = None
-        # Whether all ranks are to write the next commit to a durable checkpoint, each a part, and whether rank 0 has asked for
-        # that; how many they have begun in this generation.
+        # Whether all ranks are to write their parts of the next commit to a durable checkpoint, whether rank 0 has asked for
+        # that, and how many such checkpoints they have begun in this generation.
         self._writes_part = False
         self._has_asked = False
         self._parts = 0
@@ -104,7 +104,7 @@ class Commits:
         faults.reached(Point.COMMIT, **where)
         if world.is_broken() and self.can_restore():
             raise WorkerLostError(f"generation {world.generation} is broken")
-        _check_step(state)  # which code that has swallowed the loss of a worker has not made
+        _check_step(state)  # code that swallowed the loss of a worker has not made this step
         has_met = self._has_met(world)
         self.record(state.save, has_met)
         faults.reached(Point.RECORDED, **where)
@@ -119,7 +119,7 @@ class Commits:
             model.forget_rows()
 
     def _keep_durably(self, state: State, checkpoints: CheckpointWriter, world: World, durable: bool) -> None:
-        """Begin to write the last commit to a durable checkpoint, if that is due."""
+        """Begin to write the last commit to a durable checkpoint, if one is due."""
         if durable and world.rank == 0:
             checkpoints.ask()
         if self._writes_part:
@@ -140,17 +140,18 @@ class Commits:
         return self.keeper is not None and self.keeper.is_in_parts
 
     def _write_part(self, state: State, checkpoints: CheckpointWriter, world: World, meeting: StoreMeeting) -> None:
-        """Begin to write this rank's part of the last commit, as all other ranks do of the same."""
+        """Begin to write this rank's part of the last commit. All other ranks write theirs."""
         assert self.keeper is not None
         self.settle()
         part = self.keeper.part(world, state._shared_values())
         checkpoints.begin_part(CommitId(world.generation, self.index), part, meeting)
 
     def _finish_in_parts(self, state: State, checkpoints: CheckpointWriter, world: World) -> None:
-        """Have all ranks write their parts of the last commit, if it is not durable yet.
+        """Make all ranks write their parts of the last commit, if it is not durable yet.
 
-        Only rank 0 knows whether it is. All others ask on the thread that writes, and go on to vote, so the driver knows that
-        they have returned. Rank 0 votes once all parts are there, or none has come for long: see ``CheckpointWriter.complete``.
+        Only rank 0 knows whether it is durable. The other ranks ask on the writing thread and vote meanwhile, so the driver
+        knows that they have returned. Rank 0 votes once all parts have arrived, or none has for a long time: see
+        ``CheckpointWriter.complete``.
         """
         checkpoints.wait(world.is_broken)
         checkpoints.last_part(world.rank, self.steps)
@@ -190,7 +191,7 @@ class Commits:
             checkpoints.score(commit, value, state._lend(), world.is_broken)
 
     def _score_again(self, state: State, checkpoints: CheckpointWriter, world: World) -> None:
-        """Give the commit from which this generation goes on the score that the last rank 0 may not have written."""
+        """Score the commit from which this generation continues, in case the previous rank 0 did not write its score."""
         if world.rank != 0 or self._scored is None:
             return
         commit, value = self._scored
@@ -227,7 +228,7 @@ class Commits:
             self.settle()
 
     def _meet(self, has_met: bool) -> None:
-        """Wait until all ranks hold the last commit: the next one overwrites the one before, which any of them may yet need.
+        """Wait until all ranks hold the last commit: the next one overwrites the one before it, which a rank may still need.
 
         A rank that has taken part in a reduction of the step has met all others. The commit that seals a generation overwrites
         none that a rank could still go back to.
@@ -261,7 +262,7 @@ class Commits:
         raise HostsUpdatedInterrupt("workers arrive or leave")
 
     def _has_met(self, world: World) -> bool:
-        """Whether a reduction over all ranks has preceded this commit. Waits for its end, as the step itself usually has."""
+        """Whether a reduction over all ranks has preceded this commit. Waits for its end, which the step usually has done."""
         try:
             return world.has_met()
         except WorkerLostError:
@@ -270,7 +271,7 @@ class Commits:
             return True  # the optimizer has stepped, so the reductions of this step had succeeded
 
     def _exchange(self, state: State, job: Job, world: World, has_met: bool, is_commit: bool = True) -> bool:
-        """Read the control collective under way, and start that of this commit if it is due. Return whether the world changes."""
+        """Read the pending control collective, and start this commit's if it is due. Return whether the world changes."""
         assert self._comparison is not None
         assert self._pace is not None
         self._read(world.finish_exchange(), state, world)
@@ -285,7 +286,7 @@ class Commits:
             plain = self._plain.report(self.index, state._compared_values()) if compares else 0
             report = _NO_LOADER if loader is None else loader.report()
             pace = self._pace.begin(getattr(loader, "steps_left", 0))
-            # A host that runs ahead of its device cannot tell how long a step takes there.
+            # A host that runs ahead of its device cannot measure the device's step time.
             measured = 0 if balancing is None or world.group.runs_ahead else balancing.measured()
             asks = self._asks_for_parts(job, world)
             mine = [job.control.is_interrupted, self.index, *fingerprint, same_inputs.report(), pace, measured, asks]
@@ -293,7 +294,7 @@ class Commits:
         return False
 
     def _asks_for_parts(self, job: Job, world: World) -> bool:
-        """Whether this is rank 0, and a durable checkpoint is due that all ranks have to take part in."""
+        """Whether this is rank 0, and a durable checkpoint is due in which all ranks have to take part."""
         if self._has_asked or not self._is_in_parts or world.rank != 0 or job.checkpoints is None:
             return False
         self._has_asked = job.checkpoints.is_due()
@@ -333,7 +334,7 @@ class Commits:
         job.control.steps_timed(timing.before, timing.microseconds, timing.period, timing.rows)
 
     def _parts_of_loader(self, state: State) -> tuple[Accountable | None, Balanced | None]:
-        """The state's loader, if it reports rows, and if its steps can be timed. It is asked only once, as that takes time."""
+        """The state's loader, if it reports rows, and again, if its steps can be timed. Cached, because the check is slow."""
         loader = state._loader_in_use()
         if loader is not self._known_loader[0]:
             accountable = loader if has_part(loader, Accountable) else None
@@ -413,7 +414,7 @@ class Commits:
     def leave(self, state: State, world: World) -> None:
         """End a generation whose function has returned: read the last control collective, make the last commit durable.
 
-        This is done before the vote, so that another rank can still do it if this one is lost.
+        This precedes the vote, so that another rank can still do it if this one is lost.
         """
         if self.keeper is not None and not self.keeper.can_restore:
             raise SparkElasticError(
@@ -463,7 +464,7 @@ def _check_is_entered(state: State) -> None:
 
 @contextmanager
 def entered_without_job(state: State) -> Iterator[None]:
-    """Have no other state commit while an elastic function runs outside a job, as none can in a job."""
+    """Keep other states from committing while an elastic function runs outside a job, as a job does."""
     token = _entered.set(state)
     try:
         yield
@@ -472,7 +473,7 @@ def entered_without_job(state: State) -> Iterator[None]:
 
 
 def _report_in(values: list[int]) -> Report:
-    """The part of a rank's values at a commit that its loader has reported."""
+    """The loader's report among a rank's values at a commit."""
     epoch, position, rows, tickets = values[OWN_FIELDS:]
     return epoch, position, rows, tickets
 

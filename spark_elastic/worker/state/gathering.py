@@ -1,7 +1,8 @@
-"""Gathering: ranks that lack a commit which is kept in slices take the slices from those that hold them, all at the same time.
+"""Gathering: ranks that lack a sliced commit take its slices from the ranks that hold them, all at the same time.
 
-The driver has told every rank who holds which slices, so the plan is a pure function of the members. A rank that holds nothing of
-the commit also gets what is not sliced (skeleton and small tensors) from one that does; see ``repair`` for how that is verified.
+The driver has told every rank who holds which slices, so the plan is a pure function of the members. A rank that holds nothing
+of the commit also receives the unsliced part (skeleton and small tensors) from one that does; ``repair`` explains how that is
+verified.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class GatherPlan:
-    """Who sends what to whom. The commit is cut into ``of`` slices."""
+    """Which rank sends what to which other rank. The commit is cut into ``of`` slices."""
 
     of: int
-    # By receiver and slice, who sends the slice.
+    # By receiver and slice, the sender of the slice.
     sources: dict[tuple[int, int], int]
-    # By the ranks that hold nothing of the commit, who sends them what is not sliced.
+    # For each rank that holds nothing of the commit, the sender of the unsliced part.
     donors: dict[int, int]
 
 
@@ -60,10 +61,10 @@ def plan_gather(members: Sequence[Member], newest: CommitId) -> GatherPlan:
 
 @dataclass(slots=True)
 class Unsliced:
-    """What travels beside the slices: the skeleton of a commit and its small tensors."""
+    """The part that travels beside the slices: the skeleton of a commit and its small tensors."""
 
     skeleton: object
-    # Which tensors of the skeleton are sliced, and the specs of these.
+    # Which tensors of the skeleton are sliced, and their specs.
     sliced: tuple[int, ...]
     specs: tuple[TensorSpec, ...]
     small: TensorBuffer
@@ -76,10 +77,10 @@ def gather(
     mine: Unsliced | None,
     slice_here: Callable[[int], list[torch.Tensor]],
 ) -> tuple[Unsliced, TensorBuffer] | None:
-    """Carry out the plan. Return what is not sliced, and all tensors that are; None on a rank that lacks nothing.
+    """Carry out the plan. Return the unsliced part and all sliced tensors; None on a rank that lacks nothing.
 
-    ``mine`` is what this rank holds of the commit beside slices, None if it holds nothing; ``slice_here`` returns a slice that it
-    holds. Blocks on the ranks concerned only. Raises ``WorkerLostError`` when one of them is lost.
+    ``mine`` is this rank's unsliced part, None if it holds nothing of the commit; ``slice_here`` returns a slice that it holds.
+    Blocks only on the ranks involved. Raises ``WorkerLostError`` when one of them is lost.
     """
     if not plan.sources:
         return None
@@ -90,7 +91,7 @@ def gather(
 
 
 def exchange(world: World, going: Iterable[tuple[torch.Tensor, int]], receive: Callable[[], T]) -> T:
-    """Begin to send each tensor to its receiver, ``receive`` meanwhile, and return the result once all is sent.
+    """Begin to send each tensor to its receiver, call ``receive``, and return its result once everything is sent.
 
     Raises ``WorkerLostError`` when one of the other ranks is lost.
     """
@@ -157,7 +158,7 @@ def _receive(
 
 
 def receive_all(world: World, coming: Sequence[tuple[torch.Tensor, int]]) -> None:
-    """Receive these tensors, each from its source, all at the same time."""
+    """Receive these tensors, each from its source, concurrently."""
     staged = [
         (place, place if place.device.type == "cpu" else torch.empty_like(place, device="cpu"), source)
         for place, source in coming

@@ -33,10 +33,10 @@ def load_tree(
 ) -> object:
     """Set the present value to the kept one and return it: the same object where that is possible, else a copy.
 
-    ``live`` yields the objects from which the ``StateDict``s were taken, in order, wherever they are by now; without it they are
-    looked up where they were. ``name`` names the place. Containers, arrays and objects of plain Python classes are refilled, so
-    that user code can keep the ones that it holds; ``refilled`` collects those of this load, by their ids, because an object that
-    has been put in two places since the commit can only be one of the two.
+    ``live`` yields the objects from which the ``StateDict``s were taken, in order, wherever they are by now; without it they
+    are looked up where they were. ``name`` names the place. Containers, arrays and objects of plain Python classes are
+    refilled, so that references in user code stay valid. ``refilled`` collects the refilled objects of this load, by id,
+    because an object that has been put in two places since the commit can become only one of the two.
     """
     refilled = {} if refilled is None else refilled
     if isinstance(kept, (StateDict, KeptPart)):
@@ -76,7 +76,7 @@ def load_tree(
 
 
 def _refill(present: Any, loaded: Any, refilled: dict[int, object]) -> object:
-    """Return the loaded value, in the present object if that is of the same kind, because user code may hold that object."""
+    """Return the loaded value, in the present object if that is of the same kind: user code may refer to that object."""
     if id(present) in refilled or not _can_be_refilled(present, loaded):
         return loaded
     refilled[id(present)] = present
@@ -123,7 +123,7 @@ def _reshape(module: torch.nn.Module, kept: Mapping[str, object]) -> None:
 
 
 def _with_metadata(loaded: OrderedDict[K, V], kept: object) -> OrderedDict[K, V]:
-    """Carry over the versions of a module's parts, which its state dict holds beside its entries."""
+    """Carry over the versions of a module's parts, which its state dict keeps as metadata."""
     if hasattr(kept, "_metadata"):
         loaded._metadata = kept._metadata  # type: ignore[attr-defined]
     return loaded
@@ -139,7 +139,7 @@ def load_state_dict(target: Stateful, kept: Any) -> None:
     if isinstance(target, torch.optim.Optimizer):
         _check_is_of_optimizer(target, kept)
         if isinstance(target, ZeroRedundancyOptimizer):
-            target.undivide()  # it is divided anew once all ranks have the whole
+            target.undivide()  # it is divided again once all ranks have the whole state
         if not _overwrite(target, kept):
             target.load_state_dict(cloned(kept))
             _undo_casts(target, kept)
@@ -160,7 +160,7 @@ def load_state_dict(target: Stateful, kept: Any) -> None:
 
 
 def _check_is_of_optimizer(optimizer: torch.optim.Optimizer, kept: object) -> None:
-    """Raise ``SparkElasticError`` if a kept state cannot be of this class, which state dicts do not name."""
+    """Raise ``SparkElasticError`` if a kept state cannot come from this class. State dicts do not name their class."""
     groups = kept.get("param_groups") if isinstance(kept, Mapping) else None
     if not groups or not optimizer.param_groups:
         return
@@ -168,7 +168,7 @@ def _check_is_of_optimizer(optimizer: torch.optim.Optimizer, kept: object) -> No
     lacking = [name for name in optimizer.defaults if name not in theirs]
     foreign = [name for name in theirs if name not in ours]
     _refuse_another_class(optimizer, lacking, foreign)
-    # The one setting by which torch tells AdamW from Adam.
+    # The only setting that distinguishes AdamW from Adam.
     decoupled = "decoupled_weight_decay"
     if decoupled in theirs and decoupled in ours and theirs[decoupled] != ours[decoupled]:
         raise SparkElasticError(
@@ -185,7 +185,7 @@ def _check_is_of_scheduler(scheduler: torch.optim.lr_scheduler.LRScheduler, kept
 
 
 def _refuse_another_class(here: object, lacking: Sequence[str], foreign: Sequence[str]) -> None:
-    """Raise for settings that are both missing and strange: an earlier release of torch only has fewer, a later one more."""
+    """Raise if settings are both missing and unknown. An earlier release of torch just has fewer, a later one more."""
     if lacking and foreign:
         there, missing = ", ".join(foreign), ", ".join(lacking)
         raise SparkElasticError(
@@ -268,7 +268,7 @@ def _tensors(tree: object) -> list[torch.Tensor]:
 
 
 def _without_tensors(tree: object) -> object:
-    """Reduce a tree to what has to be equal beside its tensors. A value that cannot be compared is equal to no other."""
+    """Reduce a tree to the values besides tensors that have to be equal. An incomparable value equals no other."""
 
     def comparable(value: object) -> object:
         if isinstance(value, torch.Tensor):

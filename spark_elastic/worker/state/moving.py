@@ -1,7 +1,7 @@
-"""Moving: the state of a ``ZeroRedundancyOptimizer`` goes from the holders of a commit to those that keep it in a new world.
+"""Moving: the state of a ``ZeroRedundancyOptimizer`` goes from a commit's holders to its keepers in a new world.
 
-Each parameter's state travels point to point, all at the same time. A rank that holds what it is to keep receives nothing. The
-plan is a pure function of the members, as all ranks know them.
+Each parameter's state travels point to point, all at the same time. A rank that already holds what it is to keep receives
+nothing. The plan is a pure function of the members, which all ranks know.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from spark_elastic.worker.zero import Division, deal
 
 # The state of parameters, by their numbers.
 States = Mapping[int, dict[str, Any]]
-# By receiver and parameter, who sends the parameter's state.
+# By receiver and parameter, the sender of the parameter's state.
 Moves = dict[tuple[int, int], int]
 
 
 @dataclass(slots=True)
 class KeptParts:
-    """A copy of what this rank keeps of divided optimizers, by the places of these among the State's."""
+    """A copy of this rank's parts of divided optimizers, by the optimizers' places in the State."""
 
     buffer: TensorBuffer = field(default_factory=TensorBuffer)
     _skeleton: object = field(default_factory=dict)
-    # Where training has the tensors, which may be kept in the host's memory.
+    # The devices on which training has the tensors. The copies may be in the host's memory.
     _devices: list[torch.device] = field(default_factory=list)
 
     def take(self, states: Mapping[int, States]) -> None:
@@ -45,11 +45,11 @@ class KeptParts:
         self.buffer.copy_from(found.tensors)
 
     def view(self) -> dict[int, States]:
-        """Return what was kept, wherever that is. Its tensors must not be changed."""
+        """Return the kept states on whichever device they are. Their tensors must not be changed."""
         return cast(dict[int, States], unflatten(self._skeleton, self.buffer.views))
 
     def for_training(self) -> dict[int, States]:
-        """Return what was kept, on the devices that it was taken from. Its tensors must not be changed."""
+        """Return the kept states on the devices that they were taken from. Their tensors must not be changed."""
         tensors = [view.to(device) for view, device in zip(self.buffer.views, self._devices, strict=True)]
         return cast(dict[int, States], unflatten(self._skeleton, tensors))
 
@@ -57,7 +57,7 @@ class KeptParts:
 def plan_moves(
     sizes: Sequence[int], before: Mapping[int, tuple[int, ...]], of: int, wanted: Mapping[int, Sequence[int]]
 ) -> Moves:
-    """Plan from who held which of ``of`` parts ``before``, and which parameters each rank is to have; senders take turns."""
+    """Plan from the holders of the ``of`` parts ``before`` and the parameters that each rank is to have. Senders take turns."""
     parts = deal(sizes, of)
     moves: Moves = {}
     for rank, numbers in wanted.items():
@@ -78,10 +78,10 @@ def numbers_by_rank(sizes: Sequence[int], division: Division | None, size: int) 
 
 
 def move(world: World, moves: Moves, mine: States, name: str) -> dict[int, dict[str, Any]]:
-    """Carry out the plan; return the states that have come here. ``mine`` is what this rank holds of the commit.
+    """Carry out the plan; return the states that have arrived here. ``mine`` is what this rank holds of the commit.
 
-    ``name`` tells exchanges of one world from each other. Blocks on the ranks concerned only. Raises ``WorkerLostError`` when one
-    of them is lost.
+    ``name`` distinguishes the exchanges of one world. Blocks only on the ranks involved. Raises ``WorkerLostError`` when one of
+    them is lost.
     """
     return exchange(world, _going(world, moves, mine, name), lambda: _receive(world, moves, name))
 

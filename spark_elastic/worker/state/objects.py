@@ -28,7 +28,7 @@ from spark_elastic.worker.state.structure import Structure, follow, structure_of
 from spark_elastic.worker.world import World
 from spark_elastic.worker.zero import divides, find_divisible
 
-# How often it is looked at whether what an attribute is set to shares memory with a module: users set it in one place.
+# How often an attribute's new value is checked for memory shared with a module: users usually set it in one place.
 LOOKS = 3
 
 
@@ -36,34 +36,35 @@ class ObjectState(State):
     """Holds named objects as attributes: ``ObjectState(epoch=0, best=inf, ema=ema)``, then ``state.epoch += 1``.
 
     Objects with ``state_dict`` and ``load_state_dict``, by themselves or in lists, tuples and dicts, are saved and restored
-    through these methods, in place. Everything else is copied by value; tensors that still fit, containers, and objects of plain
-    classes are restored in place, too. Public attributes that are set later also belong to the state; names that begin with an
-    underscore are refused, and those that a subclass of yours sets are not kept. After a sync all objects that are not ``local``
+    through these methods, in place. Everything else is copied by value. Tensors that still fit, containers, and objects of
+    plain classes are restored in place, too. Public attributes that are set later also belong to the state. Names that begin
+    with an underscore are refused; those that your subclass sets are not kept. After a sync, all objects that are not ``local``
     are the same on every rank.
 
     Args:
-        local: the name or names of objects that stay on their rank, or a dict of such objects; they are saved and restored
-            there and never sent.
+        local: the name or names of objects that stay on their rank, or a dict of such objects. They are saved and restored
+            there, and never sent.
         objects: the objects, by the names that become attributes.
 
-    A loader of ``spark_elastic.data`` that is given as ``loader`` goes on from the last commit, and each rank gets its share of
-    the rows.
+    A loader of ``spark_elastic.data`` that is given as ``loader`` continues from the last commit, and each rank gets its share
+    of the rows.
 
-    Raises ``TrainingCodeError`` for tensors, and for containers of tensors, that share their memory with a module or an optimizer
-    of the state, as those of ``module.state_dict()`` do: they go on changing here, and are copies on other ranks.
+    Raises ``TrainingCodeError`` for tensors, and for containers of tensors, that share their memory with a module or an
+    optimizer of the state, as those of ``module.state_dict()`` do: these would keep changing here, but be copies on other
+    ranks.
 
     A ``save`` that fails leaves the previous copy intact. If this worker is lost, its copy is lost with it; the other workers
     hold copies of their own.
     """
 
     _keeper_class: Callable[[], Keeper] = OnDevice
-    # How many neighbours in the ring of ranks may be lost at once where ranks hold commits only together.
+    # How many neighbours in the ring of ranks may be lost at once if ranks hold commits only together.
     _redundancy = 1
 
     def __init__(self, *, local: str | Iterable[str] | Mapping[str, object] | None = None, **objects: object) -> None:
-        """Set the objects as attributes; outside a job, copy them as well, so that ``restore`` has something to go back to.
+        """Set the objects as attributes. Outside a job, copy them as well, so that ``restore`` has something to go back to.
 
-        Raises ``ValueError`` for a name that is taken or begins with an underscore and for a container that contains itself,
+        Raises ``ValueError`` for a name that is taken or begins with an underscore, and for a container that contains itself,
         ``TypeError`` for tensors and models that no State can hold, such as sparse ones, and ``TrainingCodeError`` for tensors
         that share memory with a module or an optimizer of the state.
         """
@@ -107,19 +108,19 @@ class ObjectState(State):
         """Copy all objects into the spare one of two buffers, then make it the current one.
 
         In a job, copies on a GPU are only enqueued, and the next ``save`` or ``restore`` waits for them. Raises
-        ``WorkerLostError`` if the copies of the last ``save`` were discarded: what a subclass keeps beside them then belongs to
+        ``WorkerLostError`` if the copies of the last ``save`` were discarded: whatever a subclass keeps besides then belongs to
         a commit that does not count.
         """
         self._commits.record(self._take_next)
 
     def restore(self) -> None:
-        """Set all objects back to the last commit, in place where possible, and clear gradients.
+        """Reset all objects to the last commit, in place where possible, and clear gradients.
 
-        Raises ``SparkElasticError`` inside the elastic function where this rank does not have the whole of the last commit: with
-        commits in slices, and in place once an optimizer has stepped.
+        Raises ``SparkElasticError`` inside the elastic function if this rank does not have the whole of the last commit: with
+        commits in slices, and with commits in place once an optimizer has stepped.
 
-        In a script outside a job, objects go back to what they were when the state was made as long as there is no commit. In a
-        fixed world the first call is a ``sync``.
+        In a script outside a job, before the first commit, objects go back to their values when the state was made. In a fixed
+        world, the first call is a ``sync``.
         """
         if self._begins_here():
             return
@@ -141,7 +142,7 @@ class ObjectState(State):
     def sync(self) -> None:
         """Bring every rank to the newest commit: ranks that lack it receive it, the others keep theirs. This is a collective.
 
-        In a fixed world (``run(elastic=False)``) without an elastic function, call it once above the training loop: all ranks
+        In a fixed world (``run(elastic=False)``) without an elastic function, call it once above the training loop. All ranks
         then continue from the newest durable checkpoint, or from the values of rank 0 if there is none.
         """
         if self._begins_here():
@@ -172,7 +173,7 @@ class ObjectState(State):
             self._keeper.divide(world, self._values(shared=True))
 
     def _keep_first(self) -> None:
-        """Keep the initial values outside a job, where no generation is sealed, if they can be copied already."""
+        """Outside a job, where no generation is sealed, keep the initial values, if they can be copied already."""
         with suppress(Exception):
             self._take(self._commits.steps, 1)
             self._keeper.settle()
@@ -187,7 +188,7 @@ class ObjectState(State):
         self._first_structure = structure_of(find_objects(self._values(shared=True)))
 
     def _prepare_to_divide(self) -> None:
-        """Keep commits in another way if an optimizer of the State may come to be divided among the ranks of this job."""
+        """Switch to another keeper if an optimizer of the State may be divided among the ranks of this job."""
         job = current_job()
         if job is None or job.is_fixed or not divides(job.max_np, self._redundancy):
             return
@@ -296,12 +297,12 @@ class ObjectState(State):
         return vars(self).get("loader")
 
     def _own_part(self) -> object:
-        """Copy what belongs to this rank alone; ``_load_own`` takes the copy back."""
+        """Copy what belongs to this rank alone. ``_load_own`` loads the copy."""
         if not self._local:
             return None
         own = Snapshot()
         own.take(self._values(shared=False), None)
-        own.pending = None  # the copy of the shared part follows on the stream, and that one is waited for
+        own.pending = None  # the copy of the shared part follows on the stream, and is waited for
         return own
 
     def _load_shared(self, kept: Snapshot) -> None:
@@ -317,7 +318,7 @@ class ObjectState(State):
             self._load(own.view(), own.objects)
 
     def _own_as_newcomer(self, world: World) -> None:
-        """Set up the parts of this rank's own that a newcomer never receives."""
+        """Set up the parts of this rank alone, which a newcomer never receives."""
 
     def _forget_newer(self, names: Iterable[str]) -> None:
         """Drop objects that have been added since the last commit."""

@@ -1,4 +1,4 @@
-"""How the ranks of a world tell rank 0 that they have written their parts of a durable checkpoint: by the control store."""
+"""Lets ranks tell rank 0, through the control store, that they have written their parts of a durable checkpoint."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.distributed import Store
 class StoreMeeting:
     """One checkpoint's meeting. No two of a generation have the same name. May be used from any thread.
 
-    asks: whether ranks ask rank 0 for its wish, which it gives by ``wish``; else its parts are wanted.
+    asks: whether ranks ask rank 0, which answers by ``wish``, if it wants the parts; if not, the parts are always wanted.
     """
 
     def __init__(self, store: Store, name: str, rank: int, size: int, asks: bool = False) -> None:
@@ -52,6 +52,6 @@ class StoreMeeting:
         return found
 
     def _put(self, content: bytes) -> None:
-        # What the store refuses has no number: rank 0 waits for each number in turn.
+        # What the store refuses gets no number: rank 0 waits for each number in turn.
         self._store.set(f"{self._name}/{self._rank}/{self._told + 1}", content)  # type: ignore[arg-type]  # torch's stub wants a str
         self._told += 1

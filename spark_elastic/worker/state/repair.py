@@ -120,7 +120,7 @@ def repair(world: World, snapshots: SnapshotPair, transport: str = "gloo") -> bo
 def announce(world: World, newest: CommitId | None, packed: bytes, name: str = "state") -> torch.Tensor:
     """Tell the other ranks, over the control store, what this one is about to send: return it as a tensor.
 
-    ``name`` tells what a rank sends in one world from whatever else it sends there.
+    ``name`` distinguishes the things that a rank sends in one world.
     """
     header = _Header(newest, len(packed), hashlib.sha256(packed).digest())
     world.store.set(f"{name}/{world.rank}", msgspec.msgpack.encode(header))

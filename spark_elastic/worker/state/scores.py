@@ -1,4 +1,4 @@
-"""Scores: which commit a metric is about that the user has reported."""
+"""Scores: finds the commit that a reported metric belongs to."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ logger = logging.getLogger("spark_elastic")
 class Scores:
     """Follows the commits and reports of one generation, by the number of optimizer steps that precede each.
 
-    A report is about the weights of its moment: those of the last commit if no optimizer has stepped since, else those of the
-    next commit, unless an optimizer steps before it.
+    A report is about the present weights. They are those of the last commit if no optimizer has stepped since, else those of
+    the next commit, unless an optimizer steps before it.
     """
 
     def __init__(self) -> None:

@@ -117,7 +117,7 @@ def follow(objects: Objects, told: bytes) -> None:
 
 
 def outline(objects: Sequence[Stateful]) -> list[int]:
-    """Return a short list that differs when other objects are kept, or an optimizer has another number of parameters."""
+    """Return a short list that changes when other objects are kept, or an optimizer's number of parameters changes."""
     groups = [
         len(group["params"])
         for value in objects
@@ -130,7 +130,7 @@ def outline(objects: Sequence[Stateful]) -> list[int]:
 def remember(objects: Sequence[Stateful]) -> Callable[[], None]:
     """Return a function that puts modules, tensors and parameter groups back into the places where they are now.
 
-    It frees the state of parameters that optimizers step no more.
+    It frees the state of parameters that optimizers no longer step.
     """
     modules = [
         (part, [dict(register) for register in registers(part)])
@@ -156,7 +156,7 @@ def remember(objects: Sequence[Stateful]) -> Callable[[], None]:
             for group, parameters in was_groups:
                 group["params"] = list(parameters)
             for parameter in present_parameters.difference(*(parameters for _, parameters in was_groups)):
-                optimizer.state.pop(parameter, None)  # or state_dict() would fail, which knows no number for it
+                optimizer.state.pop(parameter, None)  # otherwise state_dict() would fail, which has no number for it
 
     return put_back
 

@@ -1,8 +1,8 @@
 """The switches of a module, which a commit keeps beside its tensors: requires_grad, and train() or eval().
 
 A layer that begins to train in the middle of a job does so on newcomers, too, and in a job that resumes from a checkpoint. A
-switch that was changed after the last commit is set back with the commit: a model that was being evaluated when a worker was lost
-trains again.
+restore resets a switch that was changed after the last commit: a model that was being evaluated when a worker was lost trains
+again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def switches_of(module: torch.nn.Module) -> Switches:
 
 
 def switch(module: torch.nn.Module, noted: Switches) -> None:
-    """Have exactly the noted parameters require no gradients, and exactly the noted modules be in evaluation mode.
+    """Freeze exactly the noted parameters, and put exactly the noted modules into evaluation mode.
 
     A checkpoint of an older release may lack either of the two notes; that switch is then left alone.
     """

@@ -2,8 +2,8 @@
 
 Making the state dict of a hundred layers takes ten times as long as copying their tensors, and yields the same at every commit,
 except for the values. So it is made once; as long as the object has the same parts, a commit only fetches the object's tensors.
-An object that makes its state dict in another way than torch's own classes do (with hooks, or with methods of the user's) has no
-template, and is asked for its state dict at every commit.
+An object that does not make its state dict as torch's own classes do (with hooks, or with the user's methods) has no template,
+and is asked for its state dict at every commit.
 """
 
 from __future__ import annotations

@@ -38,34 +38,36 @@ class TorchState(ObjectState):
     Args:
         model, optimizer, scheduler: ordinary objects with a state dict; more of them may be given under other names.
         loader: continues from the last commit after a reset, with this rank's new share of the rows, and tells the wrapped
-            models how many rows each rank has. Of a loader of another library, such as torchdata's ``StatefulDataLoader``, the
-            position is kept; a warning tells what that loader has to see to.
+            models how many rows each rank has. For another library's loader, such as torchdata's ``StatefulDataLoader``, the
+            position is kept; a warning says what the loader itself has to take care of.
         commit: where commits are kept: "copy" on the device, "host" in pinned memory of the host, "in_place" without copies of
             weights and optimizer state, "sharded" in slices on all ranks.
-        local: the name or names of objects that are each rank's own and never travel, or a dict of such objects.
+        local: the name or names of objects that belong to each rank and are never sent, or a dict of such objects.
         redundancy: with slices, how many neighbours in the ring of ranks may be lost at once, 1 or 2.
-        objects: all else that belongs to the state, by names that become attributes, such as ``epoch=0``.
+        objects: everything else in the state, by names that become attributes, such as ``epoch=0``.
 
-    Random number generators (Python, NumPy, torch, CUDA) are each rank's own: they are saved with commits and never
-    sent; those of a newcomer, and those of a job that resumes from a durable checkpoint, are derived from
-    (``torch.initial_seed()``, attempt, generation, rank).
+    Each rank has its own random number generators (Python, NumPy, torch, CUDA). They are saved with commits and never sent.
+    Those of a newcomer, and of a job that resumes from a durable checkpoint, are derived from (``torch.initial_seed()``,
+    attempt, generation, rank).
 
-    ``commit="copy"`` keeps two copies of the state on the device where it is; ``commit="host"`` keeps them in pinned host memory
-    instead, for states that leave a GPU too little room. On a GPU a copy is waited for only at the next commit (see
-    ``pending_copy.py``). ``commit="in_place"`` keeps no copy of weights and optimizer state, for loops with exactly one optimizer
-    step per commit; ``keepers/in_place.py`` explains the rule on which it rests. There must be no collective, and no other change
-    of weights, between the optimizer's step and the commit: if all ranks are lost or caught between these two, the state is lost.
+    ``commit="copy"`` keeps two copies of the state on the device where it is; ``commit="host"`` keeps them in pinned host
+    memory instead, for states that leave a GPU too little room. On a GPU a copy is waited for only at the next commit (see
+    ``pending_copy.py``). ``commit="in_place"`` keeps no copy of weights and optimizer state, for loops with exactly one
+    optimizer step per commit; ``keepers/in_place.py`` explains the rule that makes this safe. There must be no collective, and
+    no other change of weights, between the optimizer's step and the commit: if all ranks are lost or interrupted between the
+    two, the state is lost.
 
     ``commit="sharded"`` keeps weights and optimizer state in slices: each of N ranks copies slice r and the ``redundancy`` next
-    ones (1 by default, or 2), and after a loss the survivors gather what they lack. So many neighbours in the ring of ranks may
-    be lost at once; beyond that the state is lost, or comes back from the durable checkpoint (see ``keepers/sharded.py``).
+    ones (1 by default, or 2), and after a loss the survivors gather what they lack. Up to ``redundancy`` neighbours in the ring
+    of ranks may be lost at once. If more are, the state is lost, or comes back from the durable checkpoint (see
+    ``keepers/sharded.py``).
 
-    A ``ZeroRedundancyOptimizer`` goes with each of these. Of its state a commit keeps this rank's parts, as many as
-    ``redundancy`` says, and so many neighbours may be lost at once. ``"copy"`` and ``"host"`` copy all the rest; ``"in_place"``
-    keeps slices then, as ``"sharded"`` does (see ``keepers/divided.py``).
+    A ``ZeroRedundancyOptimizer`` works with all of these. A commit keeps this rank's parts of its state, so again up to
+    ``redundancy`` neighbours may be lost at once. ``"copy"`` and ``"host"`` copy everything else; ``"in_place"`` then keeps
+    slices, as ``"sharded"`` does (see ``keepers/divided.py``).
     """
 
-    # Torch's own DataLoaders that existed when the elastic function was called.
+    # Torch's DataLoaders that existed when the elastic function was called.
     _plain_loaders: PlainLoaders | None = None
     # What checks the training function.
     _training_checks: type[TrainingChecks] = TrainingChecks
@@ -83,8 +85,8 @@ class TorchState(ObjectState):
     ) -> None:
         """Choose how commits are kept, then set the objects as ``ObjectState`` does.
 
-        Raises ``TypeError`` for a ``model`` that is no module, for an ``optimizer`` or ``scheduler`` without a state dict and
-        for a ``loader`` without a position, ``ValueError`` for a ``commit`` or ``redundancy`` that there is not, and what
+        Raises ``TypeError`` for a ``model`` that is not a module, for an ``optimizer`` or ``scheduler`` without a state dict
+        and for a ``loader`` without a position, ``ValueError`` for an unknown ``commit`` or ``redundancy``, and whatever
         ``ObjectState`` raises.
         """
         self._keeper_class, self._redundancy = self._keeper_maker(commit, redundancy), redundancy
@@ -113,7 +115,7 @@ class TorchState(ObjectState):
             warnings.warn(_what_is_kept_of(loader), stacklevel=2)
 
     def _keeper_maker(self, commit: str, redundancy: int) -> Callable[[], Keeper]:
-        """Return what makes the keeper of this state's commits."""
+        """Return a factory of keepers for this state's commits."""
         return keeper_maker(commit, redundancy)
 
     def _prepare(self) -> None:
@@ -121,7 +123,7 @@ class TorchState(ObjectState):
         self._plain_loaders = PlainLoaders()
 
     def commit(self, durable: bool = False) -> None:
-        """Make a commit, as ``State.commit`` says. With ``shards=`` all ranks draw the same random numbers after it."""
+        """Make a commit, as ``State.commit`` does. With ``shards=``, all ranks draw the same random numbers afterwards."""
         super().commit(durable)
         self._seed_by_place()
 
@@ -129,7 +131,7 @@ class TorchState(ObjectState):
         super()._begin(job)
         if job is not None and job.world is not None:
             if self._checks is None:
-                # In a fixed world code knows its rank from the first line on, and may divide its data by it.
+                # In a fixed world, code knows its rank from the first line on, and may divide its data accordingly.
                 self._checks = self._training_checks(self, job, None if job.is_fixed else self._plain_loaders)
             self._checks.begin()
 
@@ -140,7 +142,7 @@ class TorchState(ObjectState):
         compared = list(names.values())
         for optimizer in optimizers:
             if isinstance(optimizer, ZeroRedundancyOptimizer) and optimizer.division is not None:
-                continue  # each rank has the state of other parameters
+                continue  # each rank holds the state of different parameters
             for number, parameter in enumerate(stepped(optimizer)):
                 of = names[id(parameter)][0] if id(parameter) in names else _number_in(optimizer, number)
                 for key, value in optimizer.state.get(parameter, {}).items():
@@ -193,9 +195,9 @@ class TorchState(ObjectState):
         self._seed_by_place()
 
     def _seed_by_place(self) -> None:
-        """With ``shards=``, seed all generators by the loader's place, so that all ranks draw alike until the next loop.
+        """With ``shards=``, seed all generators by the loader's position, so that all ranks draw alike until the next loop.
 
-        So they do in a quiet world, after a loss, and after a durable checkpoint, which holds no random numbers.
+        This holds in an undisturbed world, after a loss, and after a durable checkpoint, which holds no generator states.
         """
         loader = self._loader_in_use()
         if shards_of_loader(loader) is not None:
@@ -205,7 +207,7 @@ class TorchState(ObjectState):
         return checked_outside(self)
 
     def _refuse_with_shards(self, shards: int, max_np: int) -> None:
-        """Refuse sizes that the world may not come to have, and callbacks that make the training depend on its size."""
+        """Refuse worlds that may have more workers than shards, and callbacks that make training depend on the world's size."""
         if shards < max_np:
             raise SparkElasticError(
                 f"shards={shards} are too few for max_np={max_np} workers, each of which computes whole shards; give shards= at "

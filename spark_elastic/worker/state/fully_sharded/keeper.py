@@ -41,7 +41,7 @@ Shard = list[torch.Tensor]
 class ShardedCommit:
     """One commit, as far as this rank holds it. ``commit`` is None ahead of a job's first generation."""
 
-    # All that is not divided.
+    # Everything that is not divided.
     small: Snapshot
     commit: CommitId | None = None
     divided: Sequence[Divided] = ()
@@ -65,12 +65,12 @@ class FullySharded(Keeper):
         # The model of this generation; None as soon as that has ended.
         self.model: ShardedModel | None = None
         self._current: ShardedCommit | None = None
-        # The commit before, as long as it is not certain that all ranks hold the current one.
+        # The previous commit, until it is certain that all ranks hold the current one.
         self._older: ShardedCommit | None = None
         # The live tensors that serve as a copy of the current commit because not all have met, with the sums of their bits.
         # Their version counters tell nothing: operations on DTensors do not count.
         self._unmet: list[tuple[torch.Tensor, int]] = []
-        # What is not divided of the commit with which the generation begins.
+        # The undivided part of the commit with which the generation begins.
         self._small: Snapshot | None = None
         self._is_sealed = False
 
@@ -98,7 +98,7 @@ class FullySharded(Keeper):
         except WorkerLostError:
             self._unmet = [(tensor, sum_of_bits(tensor)) for tensor in live]
             raise
-        # All ranks hold the commit, so nobody goes back beyond it, and the room of the last one is free.
+        # All ranks hold the commit, so nobody goes back further, and the room of the previous one is free.
         self._older = None
         has_changed = before is None or _shape_of(before.small) != _shape_of(small)
         room = [] if before is None else before.held.get(world.rank, [])
@@ -148,7 +148,7 @@ class FullySharded(Keeper):
     def to_restore(self) -> Snapshot | None:
         """Return None: the next generation makes the model anew, and its sync fills it."""
         if any(sum_of_bits(tensor) != bits for tensor, bits in self._unmet):
-            self._current, self._older = self._older, None  # code has gone on after a commit that failed
+            self._current, self._older = self._older, None  # code continued after a failed commit
         self._unmet = []
         return None
 
@@ -190,7 +190,7 @@ class FullySharded(Keeper):
         return CommitId(world.generation, 0 if is_first or last is None else last.index + 1)
 
     def _swap(self, world: World, divided: Sequence[Divided], mine: Shard) -> dict[int, Shard]:
-        """Send this rank's shards to those that keep them, too; return those that this rank keeps for others."""
+        """Send this rank's shards to the ranks that keep copies; return those that this rank keeps for others."""
         ring = sorted(range(world.size), key=lambda rank: place_in_ring(world.members, rank))
         kept = choose_kept(ring, self._redundancy)
         rooms = {
@@ -202,7 +202,7 @@ class FullySharded(Keeper):
         return rooms
 
     def _reshard(self, world: World, divided: Sequence[Divided], mine: Shard) -> None:
-        """Fill this rank's new shards with the rows of the newest commit, and give others those that they take from here."""
+        """Fill this rank's new shards with the rows of the newest commit, and send others the rows that they take from here."""
         faults.reached(Point.REPAIR, rank=world.rank, generation=world.generation)
         members = [member for member in world.members if member.slices and member.commit == world.newest_commit]
         holders = {member.rank: member.slices.held for member in members if member.slices}
@@ -242,7 +242,7 @@ def _shape_of(small: Snapshot) -> tuple[object, ...]:
 
 
 def _copied(live: Shard, room: Shard) -> Shard:
-    """Copy this rank's own shards into the room that they had in the last commit, or into new room if they were others."""
+    """Copy this rank's own shards into their room in the last commit, or into new room if the shards have changed."""
     if [(t.shape, t.dtype) for t in room] != [(t.shape, t.dtype) for t in live]:
         room.clear()
         room = [torch.empty_like(tensor) for tensor in live]

@@ -1,4 +1,4 @@
-"""Memory of freed tensors goes back to the machine at once, so that a limit of memory can be filled."""
+"""Returns the memory of freed tensors to the machine at once, so that a memory limit can be used fully."""
 
 from __future__ import annotations
 

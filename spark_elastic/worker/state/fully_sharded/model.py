@@ -1,6 +1,6 @@
 """Model, optimizer and scheduler of one generation, which the user's functions make and ``fully_shard`` divides.
 
-There is no way to take ``fully_shard`` back, so nothing of it outlives its generation: the next one makes all anew, and fills it
+``fully_shard`` cannot be undone, so nothing of it outlives its generation: the next one makes everything again, and fills it
 with the rows of the last commit.
 """
 
@@ -26,7 +26,7 @@ from spark_elastic.worker.state.snapshot import cloned
 
 @dataclass(frozen=True, slots=True)
 class Factories:
-    """What makes model, optimizer and scheduler of a generation, as the user has given it."""
+    """The user's functions that make the model, optimizer and scheduler of a generation."""
 
     build: Callable[[], nn.Module]
     shard: Callable[[nn.Module, DeviceMesh], object]
@@ -36,7 +36,7 @@ class Factories:
 
 @dataclass(frozen=True, slots=True)
 class Divided:
-    """A tensor of which each rank has some rows: a parameter, or what the optimizer keeps of it under a key."""
+    """A tensor of which each rank has some rows: a parameter, or the optimizer's state of it under a key."""
 
     parameter: str
     key: str  # empty for the parameter itself
@@ -52,7 +52,7 @@ class Divided:
 class ShardedModel:
     """Model, optimizer and scheduler of one generation. ``is_first``: nobody holds a commit, so rank 0's initial values count.
 
-    Making it is a collective then, in which one parameter after the other is sent.
+    With ``is_first``, the constructor is a collective that sends one parameter after the other.
     """
 
     def __init__(self, factories: Factories, mesh: DeviceMesh, is_first: bool) -> None:
@@ -85,7 +85,7 @@ class ShardedModel:
             raise TypeError(f"scheduler= has to return a scheduler of torch.optim, not {type(self.scheduler).__name__}")
 
     def divided(self) -> dict[Divided, torch.Tensor]:
-        """Return this rank's rows of all that is divided, uncopied, in the same order on all ranks."""
+        """Return this rank's rows of all divided tensors, uncopied, in the same order on all ranks."""
         found = {}
         with torch.no_grad():
             for name, parameter in self._parameters.items():
@@ -102,7 +102,7 @@ class ShardedModel:
     def small(self) -> dict[str, Any]:
         """Return what each rank keeps whole: buffers, the optimizer's settings and counters, and the scheduler's state.
 
-        Also which parameters are trained, and which parts of the module are in training mode.
+        This includes which parameters are trained, and which parts of the module are in training mode.
         """
         if len(self.optimizer.param_groups) != self._groups:
             raise SparkElasticError(
@@ -133,7 +133,7 @@ class ShardedModel:
         }
 
     def prepare(self, small: Mapping[str, Any], divided: Sequence[Divided]) -> None:
-        """Take what was kept whole, and make room for what is divided, whose rows have yet to come."""
+        """Load what was kept whole, and make room for the divided tensors, whose rows have yet to arrive."""
         shapes = {name: (tuple(p.shape), p.dtype) for name, p in self._parameters.items()}
         buffers, parts = dict(self.module.named_buffers()), dict(self.module.named_modules())
         if (
@@ -155,7 +155,7 @@ class ShardedModel:
             module.training = kept["training"][name]
         if self.scheduler is not None:
             self.scheduler.load_state_dict(kept["scheduler"])
-        # Last, because a scheduler that is made sets learning rates.
+        # This comes last, because making a scheduler sets learning rates.
         for group, settings in zip(self.optimizer.param_groups, kept["groups"], strict=True):
             group.update(settings)
         for name, state in kept["state"].items():
@@ -166,9 +166,9 @@ class ShardedModel:
                 self.optimizer.state[parameter][part.key] = torch.empty_like(parameter.detach(), dtype=part.dtype)
 
     def forget_group(self) -> None:
-        """Let go of the process group, whose generation has ended.
+        """Release the process group, whose generation has ended.
 
-        Torch's caches keep the mesh for good, and that would keep the group: some threads and all of its descriptors.
+        Torch's caches keep the mesh forever, and the mesh would keep the group, with some threads and all descriptors.
         """
         getattr(self._mesh, "_pg_registry", {}).clear()
 
@@ -198,7 +198,7 @@ class ShardedModel:
             )
 
     def _initialise(self) -> None:
-        """Give a model that was built without values those that ``reset_parameters`` draws on rank 0, module by module."""
+        """Initialise a model that was built without values by ``reset_parameters`` on rank 0, module by module."""
         done: set[int] = set()  # a parameter of several modules gets the values of the first one
         for name, part in reversed(list(self.module.named_modules())):
             own = {key: p for key, p in part._parameters.items() if p is not None}

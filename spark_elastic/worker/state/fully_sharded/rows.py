@@ -1,4 +1,4 @@
-"""Which rows of a tensor each rank has, and where they come from when the world changes. Pure functions.
+"""Tells which rows of a tensor each rank has, and where they come from when the world changes. Pure functions.
 
 ``fully_shard`` cuts each parameter along its first dimension as ``torch.chunk`` does: into chunks of equal size, of which the
 last ones may be smaller or empty.
@@ -20,7 +20,7 @@ def bounds(rows: int, number: int, of: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Rows that a new shard has in common with an old one: ``start`` to ``end`` of that, from ``place`` on in the new shard."""
+    """Rows that a new shard shares with an old one: ``start`` to ``end`` in the old, from ``place`` on in the new."""
 
     old: int
     start: int
@@ -47,7 +47,7 @@ def choose_kept(ring: Sequence[int], redundancy: int) -> dict[int, tuple[int, ..
 
 
 def choose_giver(holders: Mapping[int, Sequence[int]], shard: int, receiver: int) -> int:
-    """Choose who gives an old shard to a rank: the rank itself where it holds the shard, else holders take turns."""
+    """Choose the rank that sends an old shard to a receiver: itself if it holds the shard, else holders take turns."""
     if shard in holders.get(receiver, ()):
         return receiver
     givers = [rank for rank, held in sorted(holders.items()) if shard in held]

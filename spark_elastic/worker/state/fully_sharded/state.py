@@ -24,7 +24,7 @@ from spark_elastic.worker.state.snapshot import find_objects
 from spark_elastic.worker.state.torch_state import TorchState
 from spark_elastic.worker.world import World
 
-# What the user's functions make anew in each generation, so that none of it can be part of the state.
+# The user's functions make these again in each generation, so they cannot be part of the state.
 _MADE_ANEW = (torch.nn.Module, torch.optim.Optimizer, LRScheduler)
 
 
@@ -56,29 +56,29 @@ class ShardedState(TorchState):
 
         state = se.ShardedState(build=Net, shard=shard, optimizer=torch.optim.AdamW, step=0)
 
-    Each rank holds its rows of parameters, gradients and moments, and no rank ever holds the whole. ``fully_shard`` cannot be
-    taken back, so all that these functions make lasts for one generation, as ``state.model``, ``state.optimizer`` and
-    ``state.scheduler``: take them from there inside the elastic function, and keep them nowhere else. In each generation, on
-    every rank, ``build()`` makes the same plain module; ``shard(module, mesh)`` calls ``fully_shard`` with ``mesh``, which is a
-    new one, on its parts and then on itself; ``optimizer(parameters)`` makes a torch optimizer whose state has the parameters'
-    shapes; and ``scheduler(optimizer)``, if it is given, a learning rate scheduler.
+    Each rank holds its rows of parameters, gradients and moments, and no rank ever holds the whole model. ``fully_shard``
+    cannot be undone, so whatever these functions make lasts for one generation, as ``state.model``, ``state.optimizer`` and
+    ``state.scheduler``: access them there inside the elastic function, and keep them nowhere else. In each generation, on every
+    rank, ``build()`` makes the same plain module; ``shard(module, mesh)`` calls ``fully_shard`` with the new ``mesh`` on the
+    module's parts and then on the module; ``optimizer(parameters)`` makes a torch optimizer whose state has the parameters'
+    shapes; and ``scheduler(optimizer)``, if given, makes a learning rate scheduler.
 
-    A module that ``build`` makes on the meta device is never whole on a rank. The job then begins with the values that the
-    ``reset_parameters`` of its parts draw on rank 0, one part after the other; with a module on the CPU, with those of rank 0.
-    Buffers, which each rank has of its own, what is frozen or in evaluation mode, settings of the optimizer such as learning
-    rates, and the scheduler's state are kept whole by each rank.
+    A module that ``build`` makes on the meta device is never whole on any rank. The job then begins with the values that
+    ``reset_parameters`` of the module's parts draw on rank 0, one part after the other. With a module on the CPU, the job
+    begins with rank 0's values. Each rank keeps whole: its own buffers, which parts are frozen or in evaluation mode, settings
+    of the optimizer such as learning rates, and the scheduler's state.
 
-    ``commit`` copies this rank's rows, sends them to the next rank of the ring (the ``redundancy`` next ones, 1 or 2), and blocks
-    until all ranks hold those of their neighbours. After a loss, and when workers join, rows go point to point to where they
-    belong in the new world. So many neighbours of the ring may be lost at once; if more are, the job ends with
-    ``StateLostError``. Durable checkpoints are written in the elastic function, by ``torch.distributed.checkpoint``.
+    ``commit`` copies this rank's rows, sends them to the next rank of the ring (the ``redundancy`` next ones, 1 or 2), and
+    blocks until all ranks hold those of their neighbours. After a loss, and when workers join, rows go point to point to where
+    they belong in the new world. Up to ``redundancy`` neighbours of the ring may be lost at once; if more are, the job ends
+    with ``StateLostError``. Durable checkpoints are written in the elastic function, by ``torch.distributed.checkpoint``.
 
     ``fully_shard`` averages gradients over ranks, whatever their numbers of rows: divide the loss by the rows of all ranks. With
     glibc, tensors of 64 KiB and more are given back to the machine when they are freed (see ``memory.py``).
 
-    ``loader``, ``local`` and all other values are those of ``TorchState``; modules, optimizers and schedulers among them are
-    refused, and so is a loader with ``shards=``. Raises ``SparkElasticError`` outside a job, with ``run(elastic=False)``, on GPUs
-    and for models and optimizers that are not divided by rows, and ``CheckpointError`` with ``run(checkpoint=)``.
+    ``loader``, ``local`` and all other values are as in ``TorchState``, but modules, optimizers, schedulers and a loader with
+    ``shards=`` are refused. Raises ``SparkElasticError`` outside a job, with ``run(elastic=False)``, on GPUs and for models and
+    optimizers that are not divided by rows, and ``CheckpointError`` with ``run(checkpoint=)``.
     """
 
     _training_checks = _Checks
@@ -95,11 +95,11 @@ class ShardedState(TorchState):
         redundancy: int = 1,
         **values: object,
     ) -> None:
-        """Keep the functions without calling them: the model is made when the elastic function is entered.
+        """Store the functions without calling them: the model is made when the elastic function is entered.
 
-        Raises ``TypeError`` for what is no function, for ``model=`` and ``commit=``, and for modules, optimizers and schedulers
-        among the other values, and ``ValueError`` for a ``redundancy`` other than 1 and 2. What a job has to be is checked when
-        the elastic function is entered.
+        Raises ``TypeError`` for anything but functions, for ``model=`` and ``commit=``, and for modules, optimizers and
+        schedulers among the other values, and ``ValueError`` for a ``redundancy`` other than 1 and 2. Requirements on the job
+        are checked when the elastic function is entered.
         """
         factories = {"build": build, "shard": shard, "optimizer": optimizer}
         for name, factory in (factories if scheduler is None else {**factories, "scheduler": scheduler}).items():
@@ -133,7 +133,7 @@ class ShardedState(TorchState):
         return self._made().scheduler
 
     def restore(self) -> None:
-        """Drop the model of the generation that has ended; the next sync makes it anew, as of the last commit.
+        """Drop the model of the generation that has ended. The next sync makes it again, as of the last commit.
 
         Raises ``SparkElasticError`` inside the elastic function, where a rank cannot go back alone.
         """
@@ -165,8 +165,8 @@ class ShardedState(TorchState):
         return partial(FullySharded, self._make, redundancy)
 
     def _make(self, world: World) -> ShardedModel:
-        # Torch caches what it has found out about a mesh, this rank's place included, and takes meshes of one shape and one name
-        # for the same; so each has a name of its own.
+        # Torch caches facts about a mesh, including this rank's place, and identifies meshes by shape and names. So each mesh
+        # gets a name of its own.
         mesh = init_device_mesh("cpu", (world.size,), mesh_dim_names=(f"generation_{world.generation}",))
         return ShardedModel(self._factories, mesh, is_first=world.newest_commit is None)
 

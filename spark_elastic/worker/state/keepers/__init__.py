@@ -1,6 +1,6 @@
-"""The ways in which a commit can be kept, by the names that ``TorchState(commit=…)`` takes.
+"""The ways of keeping a commit, by the names that ``TorchState(commit=…)`` takes.
 
-A new way is a file beside these with a class that implements ``Keeper``, and a line in the table.
+To add a way, write a class that implements ``Keeper`` in a file here, and add a line to the table.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from spark_elastic.worker.state.keepers.sharded import Sharded
 __all__ = ["KEEPERS", "Keeper", "OnDevice", "dividing_keeper", "keeper_maker", "keeper_named"]
 
 KEEPERS: dict[str, type[Keeper]] = {"copy": OnDevice, "host": OnHost, "in_place": InPlace, "sharded": Sharded}
-# The keepers that take the place of these where the State has an optimizer that is divided among ranks.
+# The keepers that replace these if the State has an optimizer that is divided among ranks.
 _DIVIDING: dict[str, type[Sharded]] = {
     "copy": DividedOnDevice,
     "host": DividedOnHost,
@@ -27,14 +27,14 @@ _DIVIDING: dict[str, type[Sharded]] = {
 
 
 def keeper_named(commit: str) -> type[Keeper]:
-    """Look up what a user has given as ``commit``. Raises ``ValueError`` for a name that is not in the table."""
+    """Look up the keeper for a user's ``commit``. Raises ``ValueError`` for a name that is not in the table."""
     if commit not in tuple(KEEPERS):  # a user's value need not be hashable
         raise ValueError(f"commit must be one of {', '.join(KEEPERS)}, not {commit!r}")
     return KEEPERS[commit]
 
 
 def keeper_maker(commit: str, redundancy: int) -> Callable[[], Keeper]:
-    """Return what makes the keeper of a ``TorchState``. Raises ``ValueError`` for a value that is none of those there are."""
+    """Return a factory of keepers for a ``TorchState``. Raises ``ValueError`` for an unknown value."""
     keeper = keeper_named(commit)
     redundancy = whole_number("redundancy", redundancy, 1)
     if redundancy > 2:

@@ -76,7 +76,7 @@ class OnDevice(Keeper):
         return send_whole(world, partial(self.for_repair, values), tell, None if self.is_empty else self.current.own)
 
     def part_of(self, value: Stateful) -> StateDict | KeptPart:
-        """Return what a commit copies of an object with a state dict, wherever in the state it is."""
+        """Return the part of an object with a state dict that a commit copies, wherever in the state the object is."""
         return as_state_dict(value)
 
 
@@ -90,9 +90,10 @@ class OnHost(OnDevice):
 def send_whole(
     world: World, for_repair: Callable[[bool], SnapshotPair], tell: Callable[[], bytes | None], own: object
 ) -> Snapshot | None:
-    """Bring whole copies of the newest commit to the ranks that lack it. Return the one that has arrived here, with ``own``.
+    """Bring whole copies of the newest commit to the ranks that lack it. Return the copy that arrived here, with ``own``.
 
-    ``for_repair`` returns the copies to send from, given True, or the room to receive into. A rank's own part is never received.
+    ``for_repair(True)`` returns the copies to send, ``for_repair(False)`` the room to receive into. A rank's own part is never
+    sent.
     """
     is_sender = world.rank in plan_repair([member.commit for member in world.members]).source.values()
     copies = for_repair(is_sender)
@@ -105,7 +106,7 @@ def send_whole(
 
 
 class Current(Protocol):
-    """An object that has the last commit."""
+    """An object that holds the last commit."""
 
     @property
     def current(self) -> Snapshot:
@@ -136,8 +137,8 @@ class WholeCopies:
 class PartlyCopied(OnDevice):
     """Base of keepers whose commits leave something out, or hold it in a form of their own.
 
-    Other ranks and durable checkpoints get a copy of the whole state, which is made when it is asked for. A subclass implements
-    ``part_of``, which says what a commit keeps of an object, and ``copy_whole``.
+    Other ranks and durable checkpoints get a copy of the whole state, which is made on request. A subclass implements
+    ``copy_whole``, and ``part_of``, which decides what a commit keeps of an object.
     """
 
     @abstractmethod

@@ -1,8 +1,8 @@
-"""Commits of a State whose optimizer is divided, where slices of the rest are not asked for: copies, on the device or the host.
+"""Commits of a State with a divided optimizer whose other parts are not sliced: copies, on the device or the host.
 
-Each rank copies its own parts of the optimizer's state, and everything else whole. A commit is whole on no rank, so what holds
-for commits in slices holds for these as well: each rank keeps the last two, and the driver says to which of them all go back.
-Nothing but parts of the optimizer's state is ever gathered.
+Each rank copies its own parts of the optimizer's state, and everything else whole. No rank holds a whole commit, so the rule
+for commits in slices applies: each rank keeps the last two, and the driver says to which of them all go back. Only parts of the
+optimizer's state are ever gathered.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class DividedOnHost(DividedOnDevice):
 
 
 class DividedInPlace(Sharded):
-    """Keeps slices where ``commit="in_place"`` was asked for.
+    """Keeps slices although ``commit="in_place"`` was requested.
 
-    In a step of a divided optimizer each rank overwrites what no other has, and then waits for all others. If one is lost
-    meanwhile, nobody has the weights of before the step, nor can anybody get those of after it: there has to be a copy.
+    In a step of a divided optimizer, each rank overwrites what no other rank has, and then waits for all others. If one is lost
+    meanwhile, no rank has the weights from before the step, and none can get those from after it. So there has to be a copy.
     """
 
     name = "in_place"

@@ -1,9 +1,9 @@
 """Commits in place: no copy of weights and optimizer state is kept, so a commit costs next to nothing.
 
-This rests on one rule: a rank applies step s only after all reductions of s have succeeded, so when a world breaks, survivors are
-at s or at s-1, and a rank that has not begun its optimizer step still has the weights of the last commit. A rank that is caught
-between optimizer step and commit holds no commit at all; it reports that, and receives the state from a rank that holds one. The
-small parts that change at other times (buffers, learning rates, counters, the position of the loader) are copied as usual.
+This rests on one rule: a rank applies step s only after all reductions of s have succeeded, so when a world breaks, survivors
+are at s or at s-1, and a rank that has not begun its optimizer step still has the weights of the last commit. A rank that is
+caught between optimizer step and commit holds no commit at all; it reports that, and receives the state from a rank that holds
+one. Small parts that change at other times (buffers, learning rates, counters, the loader's position) are copied as usual.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from spark_elastic.worker.state.templates import Take, Template, template_of
 
 
 class InPlace(PartlyCopied):
-    """Copies only what is small; modules and optimizers serve as their own copy until the next step."""
+    """Copies only small parts; modules and optimizers serve as their own copy until the next step."""
 
     name = "in_place"
     is_waited_for = True
@@ -47,7 +47,7 @@ class InPlace(PartlyCopied):
 
     @property
     def pending(self) -> PendingCopy | None:
-        """None after a step: the step's reductions have succeeded, so a copy that is enqueued behind them cannot be spoilt."""
+        """None after a step: the step's reductions have succeeded, so an abort cannot spoil a copy enqueued after them."""
         return None if self.guard.dirty else super().pending
 
     def settle(self) -> None:
@@ -84,9 +84,9 @@ def check_world() -> None:
 
 
 class StepGuard:
-    """Watches optimizers: ``dirty`` tells that weights have changed since the last commit.
+    """Watches optimizers: ``dirty`` says whether weights have changed since the last commit.
 
-    ``before_step`` is called ahead of each step, and may raise to keep the weights as they are.
+    ``before_step`` is called before each step, and may raise to keep the weights unchanged.
     """
 
     def __init__(self, before_step: Callable[[], None]) -> None:
@@ -114,7 +114,7 @@ class StepGuard:
 class SmallPart(KeptPart):
     """The small part of a module (switches and buffers) or of an optimizer (settings, such as rates)."""
 
-    content: list[Any]  # of a module a ``Switches`` and its buffers, of an optimizer a dict for each group
+    content: list[Any]  # for a module its ``Switches`` and buffers, for an optimizer a dict for each group
 
     def load_into(self, target: Stateful) -> None:
         """Set the module or optimizer back to this part, and clear gradients."""
@@ -164,7 +164,7 @@ class SmallModule(Template):
 
 
 class SmallOptimizer(Template):
-    """The template of an optimizer's small part, which is kept as it is as long as no setting changes."""
+    """The template of an optimizer's small part, which is reused as long as no setting changes."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, part: SmallPart, start: int) -> None:
         super().__init__(start)
@@ -173,7 +173,7 @@ class SmallOptimizer(Template):
 
     @staticmethod
     def fits(part: SmallPart) -> bool:
-        """Whether all settings are values that can be compared, and nothing in them can change."""
+        """Whether all settings are comparable and immutable."""
         settings = [value for group in part.content for value in group.values()]
         return all(
             type(entry) in PLAIN for value in settings for entry in (value if type(value) is tuple else (value,))
@@ -192,7 +192,7 @@ class SmallOptimizer(Template):
 
 
 def small_template(value: Stateful, written: object, tensors: Sequence[torch.Tensor], start: int) -> Template | None:
-    """Make the template of a small part; of anything else, that of a state dict."""
+    """Make the template of a small part; for anything else, make that of a state dict."""
     if isinstance(written, SmallPart) and isinstance(value, torch.nn.Module):
         return SmallModule(value, written, start)
     if isinstance(written, SmallPart) and isinstance(value, torch.optim.Optimizer):

@@ -26,11 +26,11 @@ class Keeper(ABC):
 
     # The keeper's name in the table, which errors mention.
     name: str
-    # What to do against the loss of a commit that errors tell of.
+    # The advice in errors about a lost commit.
     remedy = "there is no durable checkpoint (see checkpoint= of run, and commit= and redundancy= of TorchState)"
-    # Whether each commit is waited for before the next step, because there is no earlier one to go back to.
+    # Whether each commit is waited for before the next step, because there is no earlier commit to go back to.
     is_waited_for = False
-    # Whether ranks hold a commit only together. Then no rank begins a commit before all of them hold the last one.
+    # Whether ranks hold a commit only together. Then no rank begins a commit before all ranks hold the last one.
     is_joint = False
     # Whether the keeper hooks into the steps of torch's optimizers.
     watches_optimizers = False
@@ -53,7 +53,7 @@ class Keeper(ABC):
     @property
     @abstractmethod
     def pending(self) -> PendingCopy | None:
-        """The copy of the last ``take``, as long as the abort of a world may spoil it; None if nothing can."""
+        """The copy of the last ``take``, as long as aborting the world may spoil it; None if nothing can."""
 
     @abstractmethod
     def settle(self) -> None:
@@ -65,7 +65,7 @@ class Keeper(ABC):
         return True
 
     def why_lost(self) -> str:
-        """Say why the live values cannot begin a job in which nobody holds a commit; empty if they can."""
+        """Say why a job in which nobody holds a commit cannot start from the live values; empty if it can."""
         return ""
 
     @property
@@ -76,7 +76,7 @@ class Keeper(ABC):
     @property
     @abstractmethod
     def current(self) -> Snapshot:
-        """The last commit, as far as it was copied: what a restore loads."""
+        """The last commit, as far as it was copied. A restore loads this."""
 
     @abstractmethod
     def lend(self, values: Mapping[str, object]) -> Lender:
@@ -86,7 +86,7 @@ class Keeper(ABC):
         """Note that the live values are those of the commit just taken, and that nobody changes them."""
 
     def release_live(self) -> None:
-        """Note that the user's function runs, so that live values may be those of no commit."""
+        """Note that the user's function runs, so that live values may belong to no commit."""
 
     def to_restore(self) -> Snapshot | None:
         """Return the commit that a restore loads here and now; None if there is none, or the next sync brings it."""

@@ -4,11 +4,11 @@ Replicas are equal after each step, so of N ranks each copies its own slice and 
 hosts, and any one rank may be lost. Nothing is sent at a commit. Going back means gathering: each rank takes the slices that it
 lacks from ranks that hold them. After a planned interrupt nobody has gone back, so nobody gathers.
 
-No rank can go back alone, so a commit counts only if its slices are all there. Each rank keeps its slices of the last commit and
-of the one before, and begins the next commit, which overwrites the latter, only when all ranks have made the last one. So
-survivors of a loss always hold slices of one same commit; the driver knows who holds what, and decides which one it is.
+No rank can go back alone, so a commit counts only if all of its slices exist. Each rank keeps its slices of the last two
+commits, and begins the next commit, which overwrites the older of the two, only when all ranks have made the last one. So the
+survivors of a loss always hold slices of a common commit; the driver knows who holds what, and decides which commit that is.
 
-What is not equal on all ranks (buffers of modules), or is small (counters, learning rates, positions), is copied whole, by each.
+What differs between ranks (buffers of modules) or is small (counters, learning rates, positions) is copied whole by each rank.
 """
 
 from __future__ import annotations
@@ -52,24 +52,24 @@ from spark_elastic.worker.zero import Division, ZeroRedundancyOptimizer, deal, d
 
 @dataclass(slots=True)
 class SlicedSnapshot(Snapshot):
-    """One commit: ``buffer`` has the tensors that are kept whole, ``slices`` what this rank keeps of all others."""
+    """One commit: ``buffer`` has the tensors that are kept whole, ``slices`` this rank's slices of all others."""
 
     slices: SliceBuffer = field(default_factory=SliceBuffer)
     # Which tensors of the skeleton are sliced, in order.
     sliced: tuple[int, ...] = ()
     # None until the commit is complete on this rank.
     commit: CommitId | None = None
-    # What this rank keeps of the state of each optimizer that is divided, and whether any was.
+    # This rank's parts of the state of divided optimizers, and whether any optimizer was divided.
     parts: KeptParts = field(default_factory=KeptParts)
     is_divided: bool = False
 
     def with_tensors(self, sliced: Sequence[torch.Tensor]) -> Snapshot:
-        """Return the whole commit, given those of its tensors that are sliced. They are not copied."""
+        """Return the whole commit, given its sliced tensors. They are not copied."""
         return whole_of(self, Unsliced(self.skeleton, self.sliced, self.slices.specs, self.buffer), sliced)
 
 
 class Sharded(Keeper):
-    """Keeps slices of parameters and of the optimizers' state of them, and copies of everything else.
+    """Keeps slices of parameters and of their optimizer state, and copies of everything else.
 
     ``redundancy`` is how many neighbours in the ring may be lost at once.
     """
@@ -88,21 +88,21 @@ class Sharded(Keeper):
         )
         self._is_empty = True
         self._is_taken = False
-        # Which tensors of a commit are sliced, and the version of the templates for which that was found out.
+        # Which tensors of a commit are sliced, and the version of the templates for which this was determined.
         self._sliced: tuple[int, ...] = ()
         self._version: int | None = None
         # The live tensors that had the values of the current commit when it was made or loaded, and their versions then; None
-        # where what was loaded last is another commit.
+        # if the commit loaded last is another one.
         self._live: list[torch.Tensor] | None = None
         self._versions: list[int] = []
-        # Whether what is loaded next is the current commit.
+        # Whether the next load is of the current commit.
         self._is_held = False
-        # What the bits of these tensors added up to when the generation was sealed or ended as planned, or when they were loaded;
-        # None if the user's function has run since, which may have been anywhere in a step when a worker was lost.
+        # The sums of these tensors' bits when the generation was sealed or ended as planned, or when they were loaded; None if
+        # the user's function has run since, which may have been anywhere in a step when a worker was lost.
         self._bits: list[int] | None = None
-        # Whether the live values are those of the current commit, so that this rank can serve as a holder of the whole.
+        # Whether the live values are those of the current commit, so that this rank can serve as a holder of the whole commit.
         self._is_back = False
-        # What optimizers had when the job began, each the whole, until a generation has been sealed. Nothing is copied.
+        # The optimizers' whole state when the job began, uncopied, until a generation has been sealed.
         self._unsealed: list[dict[int, dict[str, Any]]] | None = None
         # How optimizers are divided in this generation.
         self._division: Division | None = None
@@ -110,11 +110,11 @@ class Sharded(Keeper):
     # ------------------------------------------------------------------ commits
 
     def prepare(self, values: Mapping[str, object]) -> None:
-        """Find out whether the values can be copied. How much room commits need depends on the size of the world."""
+        """Check that the values can be copied. The room that commits need depends on the size of the world."""
         flatten(values, Found(), _part_of)
 
     def begin(self, values: Mapping[str, object]) -> None:
-        """Where there is no commit, give optimizers back what they had before they were divided; else forget their parts."""
+        """Without a commit, give optimizers back the state from before they were divided; else drop their parts."""
         self._division = None
         world = present_world()
         if world is None or world.newest_commit is not None:
@@ -137,10 +137,10 @@ class Sharded(Keeper):
         divisible = find_divisible(values)
         for optimizer in divisible:
             if optimizer.division is None and self._division is not None:
-                # It is new since the last commit, and each rank has had the whole of it.
+                # The optimizer is new since the last commit, and each rank has had its whole state.
                 optimizer.divide(self._division)
         snapshot.is_divided = any(optimizer.division is not None for optimizer in divisible)
-        # The copies below come behind those of the parts on the stream, and are waited for.
+        # The copies below follow those of the parts on the stream, and are waited for.
         snapshot.parts.take({n: o.held_state() for n, o in enumerate(divisible) if o.division is not None})
         snapshot.slices.fit(specs, *_slices_here(self._redundancy))
         snapshot.slices.copy_from(sliced)
@@ -184,7 +184,7 @@ class Sharded(Keeper):
 
     @property
     def slices(self) -> tuple[Slices, ...]:
-        """What this rank holds: of the last commit everything if its live values are that commit, else its slices."""
+        """The slices that this rank holds: all of the last commit if its live values are that commit, else its own."""
         found = []
         for snapshot in (self._current, self._spare):
             if snapshot.commit is not None:
@@ -220,7 +220,7 @@ class Sharded(Keeper):
     def loaded(self, values: Mapping[str, object]) -> None:
         self._live = self._bits = None
         if not self._is_held:
-            return  # a newcomer holds nothing before its first commit, and one that was behind holds an older one
+            return  # a newcomer holds nothing before its first commit, and a rank that was behind holds an older one
         _, found = self._find({"steps": 0, "size": 0, "objects": values})
         self._note_live([found.tensors[number] for number in self._sliced])
         self.keep_live()
@@ -238,13 +238,13 @@ class Sharded(Keeper):
         else:
             arrived = self._gather(world, newest, tell() if is_holder else None)
         if arrived is None and is_holder and not self._is_back:
-            arrived = self._whole()  # all slices are here, and the values are those of the commit after
+            arrived = self._whole()  # all slices are here, and the live values are those of the following commit
         if arrived is not None:
             arrived.own = own
         return arrived
 
     def _gather(self, world: World, newest: CommitId, told: bytes | None) -> Snapshot | None:
-        """Give others what they lack of the newest commit. Return it if this rank lacked something, and has taken it."""
+        """Send others what they lack of the newest commit. Return the commit if this rank lacked and received something."""
         kept = self._current if self._is_held else None
         mine = None if kept is None else Unsliced(kept.skeleton, kept.sliced, kept.slices.specs, kept.buffer, told)
         plan = plan_gather(world.members, newest)
@@ -256,7 +256,7 @@ class Sharded(Keeper):
 
     def divide(self, world: World, values: Mapping[str, object]) -> None:
         newest, division = world.newest_commit, division_of(world.members, world.rank, self._redundancy)
-        # Where the newest commit was divided, nobody holds the whole of it; else everybody has it by now.
+        # If the newest commit was divided, nobody holds the whole of it; otherwise every rank has it by now.
         holders = {m.rank: m.slices for m in world.members if newest is not None and m.commit == newest and m.slices}
         before = {rank: slices.held for rank, slices in holders.items() if not slices.is_whole}
         kept = self._current.parts.for_training() if before and self._is_held else {}
@@ -282,7 +282,7 @@ class Sharded(Keeper):
 
     def part(self, world: World, values: Mapping[str, object]) -> Part:
         whole, sliced = self._live_whole(), self._current.sliced
-        dicts = iter(list(self._parts_of_optimizers(world, values)))  # copied now, ahead of what is waited for below
+        dicts = iter(list(self._parts_of_optimizers(world, values)))  # copied now, before the wait below
 
         def complete(value: object) -> object:
             if not isinstance(value, SmallPart):
@@ -293,7 +293,7 @@ class Sharded(Keeper):
             return StateDict(content)
 
         views, kept = whole.buffer.views, TensorBuffer()
-        # The last rank gets the largest: rank 0 also writes what may differ or is small, and the first parts of optimizers.
+        # The last rank gets the largest part: rank 0 also writes the unsliced tensors, and the first parts of optimizers.
         dealt = deal([views[number].nbytes for number in sliced], world.size)
         owners = {number: world.size - 1 - part for number, part in zip(sliced, dealt, strict=True)}
         mine = [number for number in range(len(views)) if owners.get(number, 0) == world.rank]
@@ -350,24 +350,24 @@ class Sharded(Keeper):
 
     @property
     def _holds_all(self) -> bool:
-        """Whether all that is sliced of the current commit is here."""
+        """Whether all slices of the current commit are here."""
         kept = self._current.slices
         return not kept.specs or len(kept.held) == kept.of
 
     def _is_unchanged(self) -> bool:
-        """Whether the live tensors have the values of the current commit, to the bit. Code may have changed them by ``.data``."""
+        """Whether the live tensors have exactly the bits of the current commit. Code may have changed them through ``.data``."""
         live = self._live
         return live is not None and self._bits is not None and self._bits == list(map(sum_of_bits, live))
 
     def _slice(self, number: int, of: int) -> list[torch.Tensor]:
-        """Return a slice of the current commit, which this rank holds."""
+        """Return a slice of the current commit. This rank has to hold it."""
         kept = self._current.slices
         if kept.of == of and number in kept.held:
             return kept.flats[number]
         return slice_of(self._tensors(), kept.specs, number, of)
 
     def _tensors(self) -> Sequence[torch.Tensor]:
-        """Return the sliced tensors of the current commit, all of which are here. What is live must not be changed."""
+        """Return the sliced tensors of the current commit, all of which are here. Live ones must not be changed."""
         if not self._holds_all:
             assert self._live is not None, "a rank that is taken for a holder of the whole has it"
             return self._live
@@ -382,7 +382,7 @@ class Sharded(Keeper):
         return whole
 
     def _live_whole(self) -> Snapshot:
-        """Return the whole of the current commit, uncopied. Raises ``SparkElasticError`` where it is not here any more."""
+        """Return the whole current commit, uncopied. Raises ``SparkElasticError`` if it is no longer here."""
         if not self._holds_all and (self._live is None or self._versions != [t._version for t in self._live]):
             raise SparkElasticError(
                 f'commit="{self.name}": weights have changed since the last commit(), which this rank has no whole copy of to '
@@ -391,7 +391,7 @@ class Sharded(Keeper):
         return self._whole()
 
     def _copy(self) -> Snapshot:
-        """Copy the whole of the current commit."""
+        """Copy the whole current commit."""
         whole = self._live_whole()
         kept = TensorBuffer()
         whole.pending = kept.copy_from(whole.buffer.views)
@@ -408,7 +408,7 @@ def _slices_here(redundancy: int) -> tuple[tuple[int, ...], int]:
 
 
 def _part_of(value: Stateful) -> StateDict | KeptPart:
-    """Return what is copied whole of an object with a state dict: of a divided optimizer its settings."""
+    """Return the part of an object with a state dict that is copied whole: for a divided optimizer, its settings."""
     if isinstance(value, ZeroRedundancyOptimizer) and value.division is not None:
         return small_part(value)
     return as_state_dict(value)
@@ -432,7 +432,7 @@ def _template_of(value: Stateful, written: object, tensors: Sequence[torch.Tenso
 
 
 def division_of(members: Sequence[Member], rank: int, redundancy: int) -> Division | None:
-    """Return how optimizers are divided in a world; None if each rank keeps everything, as in small ones."""
+    """Return how optimizers are divided in a world; None if each rank keeps everything, as in small worlds."""
     size = len(members)
     if not divides(size, redundancy):
         return None
@@ -468,7 +468,7 @@ def _place(tensor: torch.Tensor) -> tuple[object, ...]:
 
 
 def whole_of(held: Snapshot | None, unsliced: Unsliced, sliced: Sequence[torch.Tensor]) -> Snapshot:
-    """Put a whole commit together. ``held`` is what this rank has of it, from whose objects it was taken."""
+    """Put a whole commit together. ``held`` is this rank's snapshot of it, which also has the objects it was taken from."""
     small, large, is_sliced = iter(unsliced.small.views), iter(sliced), set(unsliced.sliced)
     total = len(unsliced.small.views) + len(sliced)
     whole = Snapshot()
