@@ -1,6 +1,6 @@
-"""Loaders that give every row exactly once an epoch through any change of the world. Knows nothing of Spark.
+"""Loaders that deliver every row exactly once per epoch, through any change of the world. Does not depend on Spark.
 
-Names are imported when they are first used, so that a map-style dataset needs no pyarrow.
+Names are imported on first use, so that a map-style dataset needs no pyarrow.
 """
 
 from __future__ import annotations

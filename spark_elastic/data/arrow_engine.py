@@ -21,7 +21,7 @@ Transform = Callable[[pa.Table], object]
 
 
 def select_columns(manifest: Manifest, columns: Columns, *, transformed: bool) -> list[str]:
-    """Return the columns to read: those asked for, or all that can become tensors, or with a transform all.
+    """Return the columns to read: those requested, or else all that can become tensors, or with a transform all.
 
     Raises ValueError as `choose_columns` does.
     """
@@ -37,7 +37,7 @@ def select_columns(manifest: Manifest, columns: Columns, *, transformed: bool) -
 
 
 def decoded_bytes(manifest: Manifest, columns: Sequence[str]) -> float:
-    """Return the bytes of a decoded row of these columns, or 0 if types and footers do not determine them."""
+    """Return the size of a decoded row of these columns in bytes, or 0 if types and footers do not determine it."""
     types = {**{field.name: field.type for field in manifest.schema}, **manifest.partition_types}
     lengths, total = dict(manifest.list_lengths), 0.0
     for name in columns:
@@ -85,7 +85,7 @@ def open_engine(reading: Reading) -> ArrowEngine:
 class ArrowEngine:
     """Reads `columns` of a manifest's row groups through pyarrow.
 
-    decode: applied to each chunk first (Petastorm's codecs), transform: the user's, applied next, to a pyarrow.Table.
+    decode: applied to each chunk first (Petastorm's codecs). transform: the user's, applied next, to a pyarrow.Table.
     """
 
     def __init__(
@@ -151,6 +151,6 @@ class ArrowEngine:
 
 
 def _chosen(table: pa.Table, rows: np.ndarray) -> pa.Table:
-    """Return the given rows, which are in ascending order; copied only where some between them are left out."""
+    """Return the given rows, which are in ascending order. They are copied only if rows between them are left out."""
     first, count = int(rows[0]), len(rows)
     return table.slice(first, count) if rows[-1] - first + 1 == count else table.take(pa.array(rows))

@@ -1,7 +1,7 @@
 """Balance: how many rows of a global batch each rank takes, in proportion to how fast it has computed its rows so far.
 
-A global step is as slow as its slowest rank. What is decided here is a pure function of numbers that all ranks have exchanged, so
-all ranks decide the same. "Units" are what shares consist of: rows, or whole shards.
+A global step is as slow as its slowest rank. Decisions are a pure function of numbers that all ranks have exchanged, so all
+ranks decide the same. Shares consist of "units": rows, or whole shards.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# After a change each rank has to read ahead again. Therefore a change is made only if it is predicted to save at least this
-# part of a step's time.
+# After a change each rank has to read ahead again. So a change has to save at least this fraction of a step's time, as predicted.
 LEAST_GAIN = 0.05
-# A change covers only this part of the way to the ideal shares, because speeds change, too.
+# A change goes only this fraction of the way to the ideal shares, because speeds change, too.
 DAMPING = 0.75
 # No rank takes more than this multiple of an even share, because batches have to fit into memory.
 MOST = 2.0
@@ -26,10 +25,10 @@ LEAST = 2
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """The microseconds that each rank has needed for its share ``before``, and its share from then on, often the same.
+    """Each rank's microseconds for its share ``before``, and its share from now on, often the same.
 
-    unit: "rows" or "shards". period: the microseconds on this rank from one step to the next; 0 if not known. rows: of a full
-    step.
+    unit: "rows" or "shards". period: this rank's microseconds from one step to the next; 0 if not known. rows: the rows of a
+    full step.
     """
 
     before: tuple[int, ...]
@@ -43,8 +42,8 @@ class Timing:
 class Balancer:
     """Decides on the shares of one world. It learns from the effect of earlier changes, and all ranks learn the same.
 
-    A change that has not made steps faster by half of what was predicted is followed by a pause, twice as long as the last one:
-    times differ by chance, and not all of a step is in proportion to rows. One that has makes the next pause shorter. A step that
+    If a change saves less than half of the predicted time, a pause follows, twice as long as the last one: times vary by
+    chance, and not all of a step's time is proportional to rows. A change that saves more shortens the next pause. A step that
     takes much longer than before ends a pause.
     """
 
@@ -52,7 +51,7 @@ class Balancer:
         # The seconds of a step before the last change, and those predicted for after it; None once they were compared with the
         # actual ones.
         self._promise: tuple[float, float] | None = None
-        # How many decisions are skipped from now on, and how many after the next change that disappoints.
+        # How many decisions to skip from now on, and how many after the next disappointing change.
         self._left_out, self._pause = 0, 1
         self._paused_at = 0.0
 
@@ -89,8 +88,8 @@ def even(units: int, size: int) -> tuple[int, ...]:
 def balanced(shares: Sequence[int], seconds: Sequence[float], least: int = LEAST) -> tuple[int, ...]:
     """Return the shares for the next steps; the same ones if others would gain too little.
 
-    shares: the units that each rank has had in each step. seconds: what a rank has needed for them, in rank order, without the
-    time that it waited for others. Ranks whose seconds are not positive have not been measured, and nothing changes.
+    shares: each rank's units in each step. seconds: each rank's time for them, in rank order, without its waiting for others.
+    If some rank's seconds are not positive, it has not been measured, and nothing changes.
     """
     units, size = sum(shares), len(shares)
     low = min(least, units // size)
@@ -107,18 +106,18 @@ def balanced(shares: Sequence[int], seconds: Sequence[float], least: int = LEAST
 
 
 def cut(rows: int, shares: Sequence[int]) -> tuple[int, ...]:
-    """Cut the rows of a step in proportion to shares. Of as many rows as there are units, each rank gets its share."""
+    """Cut the rows of a step in proportion to shares. If there are as many rows as units, each rank gets exactly its share."""
     bounds = [taken * rows // sum(shares) for taken in itertools.accumulate(shares, initial=0)]
     return tuple(stop - start for start, stop in itertools.pairwise(bounds))
 
 
 def _predicted(shares: Sequence[int], seconds: Sequence[float], chosen: Sequence[int]) -> list[float]:
-    """Return the seconds that each rank will need for other shares if all of them are in proportion to its units."""
+    """Return the seconds that each rank will need for ``chosen`` shares, if its time is proportional to its units."""
     return [needed * after / before for before, needed, after in zip(shares, seconds, chosen, strict=True)]
 
 
 def _in_proportion(units: int, speeds: Sequence[float], low: float, high: float) -> list[float]:
-    """Return shares from ``low`` to ``high`` that all ranks compute in the same time, except for ranks at a limit."""
+    """Return shares from ``low`` to ``high`` that all ranks compute in equal time, except for ranks at a limit."""
 
     def done_in(seconds: float) -> list[float]:
         return [min(max(seconds * speed, low), high) for speed in speeds]

@@ -1,4 +1,4 @@
-"""Which columns are read: those that are named, and those whose names match a pattern."""
+"""Chooses the columns to read: by name, or by a pattern that their names match."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Columns = Sequence[str | re.Pattern[str]] | None
 def choose_columns(
     columns: Sequence[str | re.Pattern[str]], known: Sequence[str], trouble: Callable[[str], str]
 ) -> list[str]:
-    """Return the columns asked for, each once. A pattern stands for the columns whose whole name it matches, as `known` has them.
+    """Return the requested columns, each once. A pattern stands for the columns of `known` whose whole name it matches.
 
-    trouble: says of a column why it cannot be read, or nothing. A pattern then leaves the column out, a name is refused. Raises
-    ValueError for that, for unknown names, and for patterns that match nothing.
+    trouble: returns why a column cannot be read, or nothing. Patterns leave such a column out; naming it raises ValueError. So
+    do unknown names and patterns that match nothing.
     """
     if isinstance(columns, (str, re.Pattern)) or not isinstance(columns, Sequence):
         raise ValueError(f"columns must be a list of names, not {columns!r}")

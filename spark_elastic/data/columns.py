@@ -26,7 +26,7 @@ class Ragged:
         return Ragged(self.values, self.starts[rows], self.lengths[rows])
 
     def take(self, rows: np.ndarray) -> Ragged:
-        """Return the given rows in that order, their values copied together."""
+        """Return the given rows in that order, with their values copied together."""
         starts, lengths = self.starts[rows], self.lengths[rows]
         ends = np.cumsum(lengths)
         total = int(ends[-1]) if len(ends) else 0
@@ -59,7 +59,7 @@ class Rows:
 
 
 def changed(now: Collection[str], before: Collection[str]) -> str:
-    """Say how the columns of some rows differ from those of the rows before them; empty if they do not."""
+    """Describe how columns differ from those of earlier rows; empty if they do not."""
     if set(now) == set(before):
         return ""
     return (
@@ -69,7 +69,7 @@ def changed(now: Collection[str], before: Collection[str]) -> str:
 
 
 def as_ragged(column: Column) -> Ragged:
-    """Return a dense [rows, n] column as lists that happen to have one length."""
+    """Return a dense [rows, n] column as lists of equal length."""
     if isinstance(column, Ragged):
         return column
     rows, length = column.shape
@@ -77,7 +77,7 @@ def as_ragged(column: Column) -> Ragged:
 
 
 def join(parts: Sequence[Column]) -> Column:
-    """Concatenate columns; lists of one length and of several become lists of several."""
+    """Concatenate columns. Lists of one length joined with lists of several become lists of several."""
     if len(parts) == 1:
         return parts[0]
     if not any(isinstance(part, Ragged) for part in parts) and len({part.shape[1:] for part in parts}) == 1:  # type: ignore[union-attr]

@@ -1,9 +1,8 @@
-"""Turns Arrow columns into numpy columns, and says which columns can be turned at all.
+"""Turns Arrow columns into numpy columns, and says which columns can be converted.
 
-Numbers, bools and dictionaries of them become [rows]; fixed-size lists, tensors and lists of one length [rows, …];
-other lists become `Ragged`; Spark ML's vectors are lists. Strings, bytes, times, decimals, other structs and maps have
-no tensor: they are left out unless a `transform` makes numbers of them. A null is an error, in a list too: no number
-stands for it.
+Numbers, bools and dictionaries of them become [rows]; fixed-size lists, tensors and lists of one length [rows, …]; other lists
+become `Ragged`; Spark ML's vectors are lists. Strings, bytes, times, decimals, other structs and maps have no tensor: they are
+left out unless a `transform` makes numbers of them. A null is an error, also in a list: no number stands for it.
 """
 
 from __future__ import annotations
@@ -70,9 +69,9 @@ def to_column(array: pa.Array | pa.ChunkedArray, name: str, where: str) -> Colum
 
 
 def shaped(values: np.ndarray, kind: pa.FixedShapeTensorType) -> np.ndarray:
-    """Return the values of Arrow's tensors of one shape as [rows, …], the dimensions in their logical order.
+    """Return the values of Arrow's fixed-shape tensors as [rows, …], with the dimensions in their logical order.
 
-    Raises ValueError for an order that is not its own inverse: pyarrow writes it in one sense and reads it in the other.
+    Raises ValueError for a permutation that is not its own inverse: pyarrow writes it in one sense and reads it in the other.
     """
     stored = values.reshape(-1, *kind.shape)
     order = list(kind.permutation or range(len(kind.shape)))
@@ -85,16 +84,16 @@ def shaped(values: np.ndarray, kind: pa.FixedShapeTensorType) -> np.ndarray:
 
 
 def _dense_if_even(lists: Ragged) -> Column:
-    """Return lists whose values lie one after the other as [rows, n] where all have one length."""
+    """Return lists, whose values have to be consecutive, as [rows, n] if all have one length."""
     if len(lists) and (lists.lengths == lists.lengths[0]).all():
         return lists.values.reshape(len(lists), int(lists.lengths[0]))
     return lists
 
 
 def from_transform(result: object, rows: int, where: str) -> dict[str, Column]:
-    """Convert what a user's transform returned: a Table, a RecordBatch, or a mapping of names to arrays or tensors.
+    """Convert the result of a user's transform: a Table, a RecordBatch, or a mapping of names to arrays or tensors.
 
-    Columns of an Arrow result without a tensor are left out. Raises DataError where the number of rows has changed.
+    Columns of an Arrow result that cannot become tensors are left out. Raises DataError if the number of rows has changed.
     """
     if isinstance(result, (pa.Table, pa.RecordBatch)):
         if result.num_rows != rows:
@@ -124,7 +123,7 @@ def from_transform(result: object, rows: int, where: str) -> dict[str, Column]:
 
 
 def _of_numbers(value: object, what: str) -> np.ndarray:
-    """Return an array or tensor as an array of which a tensor can be made. what: the beginning of the DataError for others."""
+    """Return an array or tensor as an array that can become a tensor. what: the beginning of the DataError otherwise."""
     if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
         raise DataError(f"{what} an array that masks {int(np.ma.getmaskarray(value).sum())} values: fill them")
     try:
@@ -139,11 +138,11 @@ def _of_numbers(value: object, what: str) -> np.ndarray:
 
 
 def to_tensors(column: torch.Tensor | Ragged, sizes: list[int], *, jagged: bool, pinned: bool) -> list[torch.Tensor]:
-    """Cut a column into one tensor a batch of `sizes` rows.
+    """Cut a column into one tensor for each batch of `sizes` rows.
 
-    Lists become a dense [rows, n] tensor where all of a batch have one length, unless `jagged` says that they differ in
-    general; else a nested tensor of jagged layout. Dense columns are not copied, and must be in pinned memory already:
-    views of the tensor that torch's allocator gave, so that it knows when a copy to the GPU still reads from it.
+    Lists become a dense [rows, n] tensor if all of a batch have one length, unless `jagged` says that lengths differ in
+    general; otherwise a nested tensor of jagged layout. Dense columns are not copied. With `pinned` they must already be in
+    pinned memory, as views of a tensor from torch's allocator, which then knows when a copy to the GPU still reads from it.
     """
     if isinstance(column, torch.Tensor):
         if not jagged:

@@ -1,9 +1,9 @@
-"""Which batch a model is given: what the loaders of a state have delivered, and how many rows of it each rank has.
+"""Determines which batch a model is given: what the loaders of a state have delivered, and how many rows each rank has.
 
-A model knows its batch by its tensors, by views of them, and by what other models made of it. Tensors that were converted,
-copied to a device, or drawn at random cannot be recognized in this way; they are taken to belong to the batch that was fetched
-and has not been through a model yet, and if there are several, to the one with the same number of rows. If batches of different
-shares remain, the batch cannot be determined, which is an error.
+A model's batch is recognized by its tensors, by views of them, and by the outputs of other models on it. Tensors that were
+converted, copied to a device, or drawn at random cannot be recognized in this way. They are taken to belong to the fetched
+batch that has not been through a model yet; of several such batches, to the one with the same number of rows. If batches of
+different shares remain, the batch cannot be determined, which is an error.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _KEPT = 16
 
 @dataclass(eq=False, slots=True)
 class Delivery:
-    """One batch. ``rank_rows`` are those of all ranks; ``rows`` were delivered here, some also of a repeated batch."""
+    """One batch. ``rank_rows`` are the rows of each rank; ``rows`` were delivered here, also those of a repeated batch."""
 
     loader: int
     rank_rows: tuple[int, ...]
@@ -33,19 +33,19 @@ class Delivery:
     rows: int
     tensors: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
     was_used: bool = False
-    # Whether a commit has counted it as processed before a model was given it.
+    # Whether a commit counted the batch as processed before a model was given it.
     was_counted: bool = False
-    # How the batch is cut into shards, if it is, and how many loops over its parts there have been.
+    # How the batch is cut into shards, if at all, and how many loops over its parts there have been.
     cut: Cut | None = None
     loops: int = 0
 
     @property
     def weight(self) -> float:
-        """The weight of this rank's part, by which a mean over ranks becomes the mean over rows."""
+        """The weight of this rank's part, which turns a mean over ranks into the mean over rows."""
         return share(self.rank_rows, self.rank)
 
     def knows(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Recognize these tensors as tensors of this batch, too."""
+        """Recognize these tensors as part of this batch from now on."""
         self.tensors += map(weakref.ref, tensors)
 
     def holds(self, places: Sequence[tuple[int, int, int]]) -> bool:
@@ -55,7 +55,7 @@ class Delivery:
 
 
 def share(rank_rows: Sequence[int], rank: int) -> float:
-    """Return what a rank's mean over its rows counts for in a mean over ranks that is to be the mean over all rows."""
+    """Return the weight of a rank's mean over its rows that turns the mean over ranks into the mean over all rows."""
     total = sum(rank_rows)
     if total == 0:
         raise ValueError("no rank has a row of this global batch")
@@ -63,15 +63,15 @@ def share(rank_rows: Sequence[int], rank: int) -> float:
 
 
 class Deliveries:
-    """The batches that the loaders of this process have delivered lately, as long as a model may still be given them."""
+    """The recent batches of this process's loaders, as long as a model may still be given them."""
 
     def __init__(self) -> None:
         self._kept: deque[Delivery] = deque(maxlen=_KEPT)
         self._ended: set[int] = set()
         self._last: Delivery | None = None
-        # Whether a batch was delivered since a model was given one.
+        # Whether a batch has been delivered since a model was last given one.
         self._is_fresh = False
-        # Whether a model has been given a batch for gradients, for the first time, after the commit that counted it.
+        # Whether a model was first given a batch for gradients after the commit that counted the batch.
         self.came_after_its_commit = False
 
     def note(
@@ -91,20 +91,21 @@ class Deliveries:
         self._ended.add(id(loader))
 
     def forget(self, loader: object) -> None:
-        """Drop what a loader has delivered: it has entered another world."""
+        """Drop a loader's deliveries, because it has entered another world."""
         self._kept = deque((known for known in self._kept if known.loader != id(loader)), _KEPT)
         if self._last is not None and self._last.loader == id(loader):
             self._last = None
 
     def find(self, tensors: Sequence[torch.Tensor]) -> Delivery | None:
-        """Return the batch that a model is given as these tensors; None if none has been delivered.
+        """Return the batch that these tensors belong to; None if none has been delivered.
 
-        Raises ``DataError`` where it could be one of several in which this rank has different shares.
+        Raises ``DataError`` if it could be one of several in which this rank has different shares.
         """
         if not self._kept:
             return None
         found = self._known(tensors)
-        # Converted tensors belong to no known batch. They come from one that a commit has counted if all unused ones are such.
+        # Converted tensors belong to no known batch. They come from a batch that a commit has counted if all unused ones have
+        # been.
         is_certain = found is not None or all(known.was_counted for known in self._kept if not known.was_used)
         found = found or self._guess(tensors)
         if found is not None:
@@ -115,9 +116,9 @@ class Deliveries:
         return found
 
     def find_cut(self, tensors: Sequence[torch.Tensor]) -> Delivery | None:
-        """Return the batch in shards that these are tensors of, or the only one that has not been through a loop over its parts.
+        """Return the sharded batch of these tensors, or else the only one that has not been through a loop over its parts.
 
-        None if there is none, or if it could be one of several.
+        Returns None if there is none, or if it could be one of several.
         """
         places = [_place(tensor) for tensor in tensors]
         in_shards = [known for known in self._kept if known.cut is not None]
@@ -130,12 +131,12 @@ class Deliveries:
         return found[0]
 
     def see(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Note that a model is given these tensors where no gradients are wanted."""
+        """Note that a model is given these tensors without gradients."""
         if self._kept and (found := self._known(tensors)):
             self._use(found)
 
     def committed(self) -> None:
-        """Note a commit, for which all that has been delivered is processed."""
+        """Note a commit, which counts everything delivered so far as processed."""
         for known in self._kept:
             known.was_counted = True
 
@@ -148,7 +149,7 @@ class Deliveries:
         self._last, self._is_fresh = used, False
 
     def _known(self, tensors: Sequence[torch.Tensor]) -> Delivery | None:
-        """Find the batch by its tensors. Earlier batches of the same loader that no model was given count as left out."""
+        """Find the batch by its tensors. Earlier batches of the same loader that no model was given count as skipped."""
         places = [_place(tensor) for tensor in tensors]
         found: list[Delivery] = []
         for known in reversed(self._kept):
@@ -164,7 +165,7 @@ class Deliveries:
         return found[0]
 
     def _guess(self, tensors: Sequence[torch.Tensor]) -> Delivery | None:
-        """Find the batch among those that were fetched and not used yet, by its number of rows."""
+        """Find the batch among those that were fetched but not used yet, by its number of rows."""
         unused = [known for known in self._kept if not known.was_used]
         candidates = unused if self._is_fresh and unused else [*([self._last] if self._last else []), *unused]
         if len({known.weight for known in candidates}) > 1:
@@ -174,7 +175,7 @@ class Deliveries:
         if not candidates:
             return self._kept[-1]
         if not self._is_fresh and len({known.loader for known in candidates}) == 1:
-            return candidates[0]  # the last batch, which goes through models until another one is delivered
+            return candidates[0]  # the last batch may go through models until another one is delivered
         _check_alike(
             candidates, "a model was given tensors that are not those of a batch, where several had been fetched"
         )
@@ -192,7 +193,7 @@ def _check_alike(candidates: list[Delivery], what: str) -> None:
 
 
 def _place(tensor: torch.Tensor) -> tuple[int, int, int]:
-    """Name the memory of a tensor: its storage, its first byte there and the one after its last. Views lie within it.
+    """Return a tensor's place in memory: its storage, its first byte there, and the end. Views lie within it.
 
     A loader may cut several batches from one storage.
     """

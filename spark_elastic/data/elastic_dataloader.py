@@ -1,7 +1,7 @@
-"""`ElasticDataLoader`: torch's DataLoader over a map-style dataset, each item once an epoch in any world.
+"""`ElasticDataLoader`: torch's DataLoader over a map-style dataset, each item once per epoch in any world.
 
-A Sampler alone cannot do this, because it sees what worker processes prefetch and not what was delivered. Here the position
-advances when a batch is yielded, and after a reset a new DataLoader gets the indices that are left.
+A Sampler alone cannot do this, because it sees what worker processes prefetch, not what was delivered. Here the position
+advances when a batch is yielded, and after a reset a new DataLoader gets the remaining indices.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ _BLOCK = 64
 
 @saved_as("spark_elastic.data")
 class ElasticDataLoader(PositionedLoader[Any]):
-    """Iterates over the rest of the current epoch of a map-style dataset, yielding what `collate_fn` makes of items.
+    """Iterates over the rest of the current epoch of a map-style dataset, yielding the results of `collate_fn`.
 
     Args:
-        dataset: has a length and items by number.
-        batch_size, global_batch_size: items a batch on each rank, or on all ranks together; exactly one of them.
-        shards: cut every global batch into this many shards, at least `max_np`, each of which is computed whole by one rank,
-            in a loop over `model.parts(batch)`. The trained weights then have the same bits in every world. Within a State a
-            batch is then a list of what `collate_fn` makes of each shard, and what the dataset and `collate_fn` draw at random
-            depends on `seed`, the epoch and the item, so items are fetched one by one.
-        shards_strict: refuse to go on from a state that was made with other kernels (torch and its libraries, their
-            instruction set, threads, device, deterministic switches), which leave other bits; False warns once.
-        balance: "auto" has each rank's rows of the global batch, or its shards, follow how fast it computes them, on CPUs in a
-            State with wrapped models; None keeps shares even.
+        dataset: a map-style dataset, with a length and items by index.
+        batch_size, global_batch_size: the items in a batch, on each rank or on all ranks together. Give exactly one of them.
+        shards: cut every global batch into this many shards, at least `max_np`. One rank computes each whole shard, in a loop
+            over `model.parts(batch)`. The trained weights then have the same bits in every world. Within a State, a batch is
+            then a list with `collate_fn`'s result for each shard. Random numbers in the dataset and `collate_fn` depend on
+            `seed`, the epoch and the item, so items are fetched one by one.
+        shards_strict: refuse to continue from a state that was made with different kernels (torch and its libraries, their
+            instruction set, threads, device, deterministic switches), which produce different bits; False warns once.
+        balance: "auto" adapts each rank's share of the global batch, in rows or shards, to its speed, on CPUs in a State with
+            wrapped models; None keeps shares even.
         shuffle: visit the items in a random order that depends on `seed` and the epoch only.
-        seed: decides the order of the items, and what workers draw at random.
+        seed: determines the order of the items, and the random numbers of the workers.
         drop_last: drop the items that do not fill a last global batch.
-        shard: a (rank, size), for use outside a State: that rank's part of each batch, without repeated batches.
+        shard: a (rank, size) for use outside a State: yield that rank's part of each batch, without repeated batches.
         dataloader_kwargs: as for `torch.utils.data.DataLoader` (num_workers, collate_fn, pin_memory, …), except those that
-            choose items or their order. A `collate_fn` that leaves items out does not change what they weigh: tell
+            choose items or their order. If `collate_fn` leaves items out, this does not change the weight of the batch: tell
             `model.set_rows` how many are left.
 
-    Workers are started by each `iter()` and stopped with it; their base seed is derived from `seed` and the position,
-    and the global random state is left alone. The dataset must have a length and must not change it. Raises ValueError
-    for arguments that do not fit, and what torch's DataLoader raises for its own.
+    Each `iter()` starts the workers, which stop with it. Their base seed is derived from `seed` and the position, and the
+    global random state is left alone. The dataset must have a length and must not change it. Raises ValueError for arguments
+    that do not fit, and whatever torch's DataLoader raises for its arguments.
     """
 
     def __init__(
@@ -72,9 +72,10 @@ class ElasticDataLoader(PositionedLoader[Any]):
         shard: tuple[int, int] | None = None,
         **dataloader_kwargs: Any,
     ) -> None:
-        """Ask the dataset for its length and have torch check the arguments; no item is read, and no worker is started.
+        """Get the dataset's length, and let torch check the arguments. Reads no items and starts no workers.
 
-        Raises ValueError for arguments that do not fit and for a dataset without a length, and what torch's DataLoader raises.
+        Raises ValueError for arguments that do not fit and for a dataset without a length, and whatever torch's DataLoader
+        raises.
         """
         check_switches(shuffle=shuffle, drop_last=drop_last)
         seed = whole_number("seed", seed, 0)
@@ -93,7 +94,7 @@ class ElasticDataLoader(PositionedLoader[Any]):
         self._kwargs = {**dataloader_kwargs, "persistent_workers": False}
         DataLoader(
             dataset, batch_sampler=[], **self._kwargs
-        )  # raises for wrong arguments now, and not at the first batch
+        )  # raises for wrong arguments now rather than at the first batch
         self._given_generator = dataloader_kwargs.get("generator")
         rows = len(dataset)
         # One lane whose single window is the epoch: a permutation of all items.
@@ -123,8 +124,8 @@ class ElasticDataLoader(PositionedLoader[Any]):
             generator = torch.Generator()
             place = [tracker.spec.seed, tracker.epoch, tracker.position, tracker.rank]
             generator.manual_seed(int(np.random.SeedSequence(place).generate_state(1, np.uint64)[0] >> np.uint64(1)))
-        # Two iterators walk along the same steps: the sampler's runs ahead with the workers, and the one below tells the step
-        # of a batch.
+        # Two iterators follow the same steps: the sampler's runs ahead with the workers, and the one below gives each batch its
+        # step.
         batches = _Batches(tracker, self._order(), self._indices)
         dataset, sharded = self.dataset, self.shards is not None and self._in_state
         if sharded:
@@ -182,9 +183,9 @@ class _Batches:
 
 
 class _SeededItems(Dataset[object]):
-    """A dataset whose items draw the same random numbers in whichever process and after whichever other items they are made.
+    """A dataset whose items draw the same random numbers in any process and after any other items.
 
-    What `collate_fn` draws follows from the last item of its shard.
+    The random numbers of `collate_fn` follow from the last item of its shard.
     """
 
     def __init__(self, dataset: Any, seeds: tuple[int, ...]) -> None:
@@ -196,7 +197,7 @@ class _SeededItems(Dataset[object]):
 
 
 def _with_own_random_numbers(fetch: Callable[[], object]) -> object:
-    """Call `fetch`, which seeds the generators of this process, and set them back to their states afterwards."""
+    """Call `fetch`, which seeds the generators of this process, and restore their states afterwards."""
     states = random_states()
     try:
         return fetch()

@@ -15,10 +15,10 @@ from spark_elastic.data.reader import Batch, BlockBuilder, ReadAhead, lanes_ahea
 from spark_elastic.data.tracker import RowGroupTracker
 from spark_elastic.data.window import WindowStore
 
-# How much is decoded at once for one lane, and for all lanes.
+# How much is decoded at a time for one lane, and for all lanes.
 _CHUNK_ROWS, _CHUNK_BYTES, _CHUNKS_BYTES = 32_768, 4 * 2**20, 48 * 2**20
-# Row groups up to this size are decoded whole, since readers hold pages and dictionaries of each column of an open row group: for
-# hundreds of narrow columns, these are more than their values.
+# Row groups up to this size are decoded whole. Readers hold pages and dictionaries for each column of an open row group, which
+# for hundreds of narrow columns take more memory than the values.
 _GROUP_BYTES, _GROUPS_BYTES = 12 * 2**20, 160 * 2**20
 _AHEAD_ROWS, _AHEAD_BYTES = 32_768, 64 * 2**20  # of ready batches, unless prefetch= says otherwise
 
@@ -26,12 +26,12 @@ _AHEAD_ROWS, _AHEAD_BYTES = 32_768, 64 * 2**20  # of ready batches, unless prefe
 class EngineLoader(PositionedLoader[Batch]):
     """Reads rows in windows, ahead of training, and compares the rows that were read with those that were assigned.
 
-    A subclass implements `__init__`: it counts the rows of each row group, opens an engine that reads them, and hands both on.
+    A subclass implements `__init__`: it counts the rows of each row group, opens an engine that reads them, and passes both on.
 
-    tracker, identity, shard, shards_strict: see `PositionedLoader`. engine: reads the row groups that the tracker counts, by the
-    same numbers. name: describes a row group in errors, by its number. row_bytes: of a decoded row, about; it decides how many
-    are held. jagged: the columns of lists that always become jagged tensors. row_ids: add `_row_group` and `_row` to each batch.
-    prefetch: batches read ahead. pin_memory: by default where CUDA is available.
+    tracker, identity, shard, shards_strict: see `PositionedLoader`. engine: reads the tracker's row groups, by the same
+    numbers. name: describes a row group in errors, by its number. row_bytes: the approximate size of a decoded row, which
+    limits how many rows are held. jagged: the list columns that always become jagged tensors. row_ids: add `_row_group` and
+    `_row` to each batch. prefetch: batches read ahead. pin_memory: by default, if CUDA is available.
     """
 
     def __init__(
@@ -66,22 +66,22 @@ class EngineLoader(PositionedLoader[Batch]):
         self._store: WindowStore | None = None
 
     def close(self) -> None:
-        """End the iteration under way and let go of files and rows held."""
+        """End the current iteration, close files, and drop the rows held."""
         super().close()
         self._store = None
         self._engine.close()
 
     @property
     def identity(self) -> Mapping[str, object]:
-        """What a saved position of this loader is a position in."""
+        """Identifies the dataset and order that this loader's saved positions refer to."""
         return self._identity
 
     def open_store(self, order: EpochOrder) -> WindowStore:
-        """Return an empty store that reads this loader's rows in an order of them."""
+        """Return an empty store that reads this loader's rows in the given order."""
         return WindowStore(order, self._engine, self._name, chunk=self._chunk, row_ids=self._row_ids)
 
     def prefetch_in(self, tracker: RowGroupTracker) -> int:
-        """Return how many batches are read ahead, with the shares that a rank has now."""
+        """Return how many batches are read ahead, given the ranks' present shares."""
         own_rows = max(1, tracker.plan.batch(tracker.size) // tracker.size)
         return self._prefetch or max(2, self._ahead_rows // own_rows)
 

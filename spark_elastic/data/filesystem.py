@@ -29,7 +29,7 @@ _HINTS = {
 
 @dataclass(frozen=True)
 class Location:
-    """A dataset's root in its file system. `local` files are read in small buffered pieces, remote ones in large."""
+    """A dataset's root in its file system. `local` files are read in small buffered pieces, remote ones in large pieces."""
 
     filesystem: pafs.FileSystem
     root: str
@@ -42,7 +42,7 @@ class Location:
 
 def as_urls(url: Urls) -> tuple[str, ...]:
     """Return the URLs of a dataset, of which there may be one or a list or tuple. Raises ValueError for anything else."""
-    # Rows come in the order of the URLs, and a set has another one in each process.
+    # Rows come in the order of the URLs, and a set's order differs between processes.
     given: Sequence[Any] = url if isinstance(url, (list, tuple)) else [url]
     if not all(isinstance(each, (str, os.PathLike)) for each in given):
         raise ValueError(f"url must be a URL or path, or a list or tuple of these, not {shown(repr(url))}")
@@ -54,9 +54,10 @@ def as_urls(url: Urls) -> tuple[str, ...]:
 def locate(url: str | os.PathLike[str], storage_options: Mapping[str, object] | None = None) -> Location:
     """Resolve a local path, `file://`, or a URL that fsspec or pyarrow opens.
 
-    fsspec comes first. pyarrow's own file systems take over where fsspec's driver of the URL is not installed, with
-    `storage_options` as their arguments, and open URLs with a query (`s3://…?endpoint_override=…`), which is their form.
-    Raises DataError where no installed library can open the URL, saying what to install, and ValueError for wrong arguments.
+    fsspec comes first. pyarrow's own file systems are used if fsspec's driver for the URL is not installed, with
+    `storage_options` as their arguments. They also open URLs with a query (`s3://…?endpoint_override=…`), which is their
+    syntax. Raises DataError if no installed library can open the URL, saying what to install, and ValueError for wrong
+    arguments.
     """
     text = os.fspath(url)
     if not text:
@@ -89,7 +90,7 @@ def locate(url: str | os.PathLike[str], storage_options: Mapping[str, object] | 
 
 
 def _native(text: str, scheme: str, options: dict[str, object]) -> Location:
-    """Open a URL with pyarrow's own file system. options: its arguments; without them the URL's query has them."""
+    """Open a URL with pyarrow's own file system. options: its arguments; if empty, they are in the URL's query."""
     name, kind = _NATIVE[scheme]
     rest = text.removeprefix(f"{scheme}://")
     if options and "?" in rest:
@@ -104,12 +105,12 @@ def _native(text: str, scheme: str, options: dict[str, object]) -> Location:
 
 
 def _reason(failure: Exception, scheme: str) -> str:
-    """Return the first line of an error (libhdfs names a hundred places where it is not), and what to do about it."""
+    """Return the first line of an error (libhdfs lists a hundred paths that it has searched), and what to do about it."""
     return (str(failure).splitlines() or [type(failure).__name__])[0] + _HINTS.get(scheme, "")
 
 
 def shown(url: str | os.PathLike[str]) -> str:
-    """Return a URL for messages: without the key and secret that it may hold."""
+    """Return a URL for messages, without the key and secret that it may hold."""
     return re.sub(r"://[^/@]*@", "://…@", os.fspath(url))
 
 
@@ -123,8 +124,8 @@ def forget_listings(filesystem: pafs.FileSystem) -> None:
 def list_below(filesystem: pafs.FileSystem, folder: str, *, recursive: bool = False) -> list[pafs.FileInfo]:
     """List what is in a folder, which need not exist. Raises what the store raises.
 
-    For listings pyarrow asks fsspec whether there is such a folder, and fsspec says no whatever the error, so that a store that
-    refuses access, or does not answer, would look empty.
+    To list a folder, pyarrow asks fsspec whether it exists, and fsspec says no whatever the error. So a store that refuses
+    access, or does not answer, would look empty.
     """
     forget_listings(filesystem)
     handler = getattr(filesystem, "handler", None)
@@ -134,13 +135,13 @@ def list_below(filesystem: pafs.FileSystem, folder: str, *, recursive: bool = Fa
         if found or handler is None or not _is_listed(handler.fs, folder):
             return found
     except FileNotFoundError:
-        pass  # pyarrow did not find the folder and looked again; another process has made it in between
+        pass  # another process created the folder between pyarrow's two looks
     found = filesystem.get_file_info(selector)
     return found
 
 
 def _is_listed(filesystem: Any, folder: str) -> bool:
-    """Whether fsspec lists anything in a folder: some stores list what they refuse to tell of."""
+    """Whether fsspec lists anything in a folder: some stores list files whose details they refuse to give."""
     try:
         return bool(filesystem.ls(folder, detail=False))
     except FileNotFoundError:
@@ -150,10 +151,10 @@ def _is_listed(filesystem: Any, folder: str) -> bool:
 def list_files(location: Location) -> list[tuple[str, int | None]]:
     """List the dataset's data files, sorted by path: the path relative to the root, and when the file was written.
 
-    The time is in nanoseconds since 1970, None where the file system does not tell it.
+    The time is in nanoseconds since 1970, or None if the file system does not record it.
 
-    Empty files and those with a component that starts with "_" or "." are skipped (Hive's "_" followed by "=" is not).
-    A root that is a file is the only one, its relative path is "".
+    Skips empty files, and paths with a component that starts with "_" or "." (but not Hive's "_" followed by "="). If the root
+    is a file, it is the only one, with the relative path "".
     """
     try:
         info = location.filesystem.get_file_info(location.root)

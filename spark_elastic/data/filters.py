@@ -1,7 +1,7 @@
-"""Row filters: which row groups can hold rows that pass, and which do, counted once for the whole job.
+"""Row filters: determine which row groups can hold passing rows, and which rows pass, counted once for the whole job.
 
-Steps, tail and lengths follow from the number of rows, so those that pass must be known before the first step. Row
-groups that the footers' statistics exclude are not read; of the others only the columns that filter and predicate name.
+Steps, tail and lengths follow from the number of rows, so the passing rows must be counted before the first step. Row groups
+that the footers' statistics exclude are not read; from the others, only the columns that filter and predicate name.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ Filters = object  # pc.Expression, or tuples (column, op, value), ANDed, or list
 
 _NUMBER = "__spark_elastic_row"
 _CHUNK = 65_536
-_COUNTED = np.dtype([("rows", "<i8"), ("digest", "<u8")])  # of a row group: how many rows pass, and a hash of which
+_COUNTED = np.dtype([("rows", "<i8"), ("digest", "<u8")])  # for a row group: how many rows pass, and a hash of which
 
 
 class RowFilter:
-    """Passes the rows that `filters` pass, as pyarrow takes them, and of these the ones that `predicate` passes.
+    """Passes the rows that pass both `filters`, in pyarrow's form, and `predicate`.
 
-    Raises ValueError for what does not fit the dataset. `count` or `expect` has to be called before `passing`, which then raises
-    DataError where other rows pass than were counted: a predicate whose answers change would lose rows.
+    Raises ValueError for arguments that do not fit the dataset. Call `count` or `expect` before `passing`, which raises
+    DataError if other rows pass than were counted: a predicate whose answers change would lose rows.
     """
 
     def __init__(self, manifest: Manifest, filters: Filters, predicate: PredicateBase | None = None) -> None:
@@ -49,8 +49,8 @@ class RowFilter:
 
             self._decode = Decoder(manifest.unischema, transformed=True)
         text = "" if self.expression is None else _text(self.expression)
-        # A pyarrow expression does not list its fields, so they are found in its text. A name that only seems to be used costs
-        # no more than reading its column.
+        # A pyarrow expression does not list its fields, so they are found in its text. A false match costs no more than reading
+        # a column.
         named = [name for name in self.schema.names if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text)]
         self.columns = list(dict.fromkeys([*named, *self._fields]))
         self._text = text
@@ -59,14 +59,14 @@ class RowFilter:
             return
         try:
             types = {name: self.schema.field(name).type for name in self.columns}
-            # A row, though of nulls, because of none pyarrow compares times with and without a zone.
+            # One row of nulls, because with no rows pyarrow would even compare times with and without a zone.
             pa.table({name: pa.nulls(1, kind) for name, kind in types.items()}).filter(self.expression)
         except (pa.ArrowException, ValueError) as failure:
             raise ValueError(f"filters={filters!r} does not fit the dataset's columns: {failure}") from failure
 
     @property
     def text(self) -> str:
-        """Names the rows that pass, once they are counted: the expression, and for a predicate a hash of which rows it passes."""
+        """Identifies the passing rows, once counted: the expression, and for a predicate a hash of the rows that it passes."""
         if self._predicate is None:
             return self._text
         rows = hashlib.blake2b(self._counted.tobytes(), digest_size=8).hexdigest()
@@ -74,13 +74,13 @@ class RowFilter:
 
     @property
     def key(self) -> str | None:
-        """Names filter and predicate before anything is counted, alike in all processes; None for what cannot be pickled."""
+        """Identifies filter and predicate before counting, equally in all processes; None if they cannot be pickled."""
         if self._predicate:
             return key_of((self._text, self._predicate))
         return hashlib.blake2b(self._text.encode(), digest_size=8).hexdigest()
 
     def count(self, manifest: Manifest, locations: Sequence[Location]) -> bytes:
-        """Find the rows of each row group that pass; return what `expect` takes. Reads the dataset; raises DataError."""
+        """Find the passing rows of each row group; return the bytes that `expect` takes. Reads the dataset; raises DataError."""
         counted = np.zeros(len(manifest), _COUNTED)
 
         def count_file(source: Source, groups: list[int]) -> None:
@@ -92,7 +92,7 @@ class RowFilter:
         return counted.tobytes()
 
     def expect(self, counted: bytes) -> np.ndarray:
-        """Take what `count` found, here or in another process; return the rows that pass of each row group, int64."""
+        """Take the result of `count`, from this or another process; return each row group's number of passing rows, int64."""
         self._counted = np.frombuffer(counted, _COUNTED)
         return self._counted["rows"].astype(np.int64)
 
@@ -159,7 +159,7 @@ def _expression(filters: Filters) -> pc.Expression:
 
 
 def _ordered(filters: object) -> object:
-    """Give the sets in filters an order that is the same in each process, as their texts have to be."""
+    """Order the sets in filters equally in each process, because the filters' texts have to be equal."""
     if isinstance(filters, (set, frozenset)):
         return sorted(filters, key=lambda value: (str(type(value)), value))
     if isinstance(filters, (list, tuple)):
@@ -168,7 +168,7 @@ def _ordered(filters: object) -> object:
 
 
 def _text(expression: pc.Expression) -> str:
-    """Describe an expression. pyarrow shows of many values only the first and the last, so then a hash of all is added."""
+    """Describe an expression. pyarrow abbreviates long lists of values, so a hash of all values is added then."""
     text = str(expression)
     return f"{text} {key_of(expression)}" if "\n  ...\n" in text else text
 

@@ -1,4 +1,4 @@
-"""Decodes png and jpeg images, with OpenCV where it is installed (as Petastorm does), else with Pillow."""
+"""Decodes PNG and JPEG images, with OpenCV if it is installed (as Petastorm does), else with Pillow."""
 
 from __future__ import annotations
 

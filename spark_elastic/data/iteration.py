@@ -1,4 +1,4 @@
-"""Iteration: one pass over a loader, which has one position, so that something else may end the pass before its rows do."""
+"""Iteration: one pass over a loader. A loader has a single position, so other code may end the pass early."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Iteration(Iterator[T]):
-    """Yields the batches of a generator. When it is dropped, the generator is closed, and its reader stopped."""
+    """Yields the batches of a generator. When the iteration is dropped, the generator is closed and its reader stopped."""
 
     def __init__(self, batches: Generator[T, None, None]) -> None:
         self._batches = batches
@@ -27,7 +27,7 @@ class Iteration(Iterator[T]):
         return next(self._batches)
 
     def end(self, by: str = "") -> None:
-        """Close the generator. With ``by``, asking for another batch is an error unless there was none left."""
+        """Close the generator. With ``by``, requesting another batch is then an error, unless none was left."""
         if inspect.getgeneratorstate(self._batches) != inspect.GEN_CLOSED:
             self._ended_by = by
         self._batches.close()

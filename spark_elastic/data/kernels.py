@@ -1,7 +1,7 @@
-"""What the bits of a shard depend on beside its rows: torch and its libraries, their instruction set, threads, device, switches.
+"""The kernels on which a shard's bits depend: torch and its libraries, their instruction set, threads, device, switches.
 
-The kernels travel with the position of a loader that was made with ``shards=``: in commits, to newcomers, and in durable
-checkpoints. A process that continues from there with other kernels computes other bits.
+They travel with the position of a loader that was made with ``shards=``: in commits, to newcomers, and in durable checkpoints.
+A process that continues with different kernels computes different bits.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _VARIABLES = (
 )
 
 
-# How many threads torch takes by itself.
+# How many threads torch uses by default.
 _BY_ITSELF = torch.get_num_threads()
 
 
 def pin_threads() -> None:
-    """Have this process compute with one thread, so that its bits do not depend on how many workers share a machine's cores.
+    """Make this process compute with one thread, so that bits do not depend on how many workers share a machine's cores.
 
-    A number that somebody has chosen stays: by ``OMP_NUM_THREADS``, as Spark does, or by ``torch.set_num_threads``.
+    A number of threads that was set explicitly stays: by ``OMP_NUM_THREADS``, as Spark does, or by ``torch.set_num_threads``.
     """
     is_chosen = "OMP_NUM_THREADS" in os.environ and THREADS_VARIABLE not in os.environ
     if not is_chosen and torch.get_num_threads() == _BY_ITSELF:
@@ -72,7 +72,7 @@ def _build() -> dict[str, str]:
 
 
 def difference(saved: Mapping[str, str], here: Mapping[str, str]) -> str | None:
-    """Name what differs between two kernels, both sides of it; None if nothing does."""
+    """Name the differences between two kernels, with both values; None if there are none."""
     names = [name for name in {**saved, **here} if saved.get(name) != here.get(name)]
     if not names:
         return None

@@ -1,4 +1,4 @@
-"""What a training state needs of a loader, and the rules of iteration that all loaders of this package share."""
+"""The interface between a training state and a loader, and the rules of iteration that all loaders here share."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ T = TypeVar("T")
 Part = TypeVar("Part")
 
 _VERSION = 1
-# Loaders that are being iterated outside a State, as a rule for validation. A loader that is iterated while an optimizer steps
+# Loaders that are being iterated outside a State, usually for validation. A loader that is iterated while an optimizer steps
 # feeds the training, and belongs in the State.
 iterated_alone: weakref.WeakSet[PositionedLoader[Any]] = weakref.WeakSet()
 
 
 class TakesWorld(Protocol):
-    """Takes its share of the data. A state tells all such objects in it of a new world, wherever in the state they are."""
+    """Takes its share of the data. A state informs all such objects in it of a new world, wherever in the state they are."""
 
     def set_world(self, rank: int, size: int) -> None:
-        """Take a rank in a new world, after the position was restored or synced; ends the iteration under way."""
+        """Take a rank in a new world, after the position was restored or synced. Ends the current iteration."""
         ...
 
 
 class RowSource(Protocol):
-    """Knows how many rows of the present global batch each rank has, by which wrapped models weight gradients."""
+    """Knows how many rows of the current global batch each rank has. Wrapped models weight gradients by these numbers."""
 
     @property
     def batch_rows(self) -> Sequence[int]:
@@ -47,34 +47,34 @@ class RowSource(Protocol):
 
 
 class Accountable(Protocol):
-    """Lets all ranks check at commits that together they have been given every row once."""
+    """Lets all ranks check at commits that together they have received every row once."""
 
     def report(self) -> Report:
-        """Return four int64 to be gathered from all ranks at this commit."""
+        """Return four int64 values to gather from all ranks at this commit."""
         ...
 
     def confirm(self, reports: Sequence[Report]) -> None:
-        """Check what all ranks reported at one commit, in rank order. Raises DataError if it does not add up."""
+        """Check all ranks' reports of one commit, in rank order. Raises DataError if they do not add up."""
         ...
 
 
 class Balanced(Protocol):
-    """Times the ranks' shares of a step, which these tell each other at commits, and lets shares follow speeds."""
+    """Times the ranks' shares of a step, which ranks exchange at commits, and adapts shares to speeds."""
 
     def measured(self) -> int:
-        """Return the microseconds that this rank needs for its share of a full step; 0 as long as that is not known."""
+        """Return the microseconds that this rank needs for its share of a full step; 0 until that is known."""
         ...
 
     def balance(self, everybody: Sequence[int]) -> Timing | None:
-        """Take what all ranks measured, in rank order, all at the same commit. Return that with the shares from the next step on.
+        """Take all ranks' measurements of one commit, in rank order. Return them with the shares from the next step on.
 
-        Returns None as long as not all ranks have measured.
+        Returns None until all ranks have measured.
         """
         ...
 
 
 class Countable(Protocol):
-    """Tells how far the loader is, to be shown to people."""
+    """Reports the loader's progress, for display."""
 
     @property
     def epoch(self) -> int:
@@ -93,26 +93,26 @@ class Countable(Protocol):
 
 
 def has_part(value: object, part: type[Part]) -> TypeGuard[Part]:
-    """Whether an object has what one of the Protocols above asks for, by itself or by way of ``__getattr__``.
+    """Whether an object has the attributes of one of the Protocols above, also through ``__getattr__``.
 
-    From Python 3.12 on ``isinstance`` does not see the latter, by which a wrapper around a loader hands on its attributes.
+    From Python 3.12 on, ``isinstance`` ignores ``__getattr__``, by which a wrapper around a loader forwards its attributes.
     """
     return all(hasattr(value, name) for name in vars(part) if not name.startswith("_"))
 
 
 def shards_of_loader(loader: object) -> int | None:
-    """Return into how many shards a loader of ours, or a wrapper of one, cuts its batches; None if it does not."""
+    """Return the number of shards into which one of our loaders, or its wrapper, cuts batches; None if it does not."""
     shards = getattr(loader, "shards", None)
     return shards if isinstance(shards, int) and has_part(loader, RowSource) else None
 
 
 @runtime_checkable
 class ElasticLoader(TakesWorld, RowSource, Accountable, Protocol):
-    """The seam between a loader and the state that it is part of.
+    """The interface between a loader and the state that contains it.
 
-    A batch counts as processed once it was yielded, even if nobody used it, and a restore or a reset undoes what was yielded
-    after the last commit. A `state_dict()` taken at a commit includes every batch yielded so far. Each method costs
-    microseconds. A loader of another library may have some of these methods, and is asked for no others.
+    A batch counts as processed once it has been yielded, even if nobody used it; a restore or a reset takes back what was
+    yielded after the last commit. A `state_dict()` taken at a commit includes every batch yielded so far. Each method takes
+    microseconds. A loader of another library may have only some of these methods.
     """
 
     def state_dict(self) -> dict[str, Any]:
@@ -120,22 +120,22 @@ class ElasticLoader(TakesWorld, RowSource, Accountable, Protocol):
         ...
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Go to a position, which may come from a world of another size. Raises DataError for another dataset."""
+        """Go to a position, possibly from a world of another size. Raises DataError if it belongs to another dataset."""
         ...
 
 
 class PositionedLoader(Generic[T]):
     """Iteration by position. A subclass implements `_open`.
 
-    In a state (once `set_world` was called) iteration continues after the last delivered batch. Outside a state each `iter`
-    starts at row 0, except the first after `load_state_dict`.
+    In a state (once `set_world` has been called), iteration continues after the last delivered batch. Outside a state, each
+    `iter` starts at row 0, except the first one after `load_state_dict`.
 
-    tracker: knows how many rows there are, in which order they come, and which are this rank's. identity: names what a saved
-    position is a position in; "kind", "dataset" and "rows" say which rows, and "order", if given, is `describe(spec)`. shard: a
-    (rank, size) to be used outside a state: that rank's part of each batch, without repeated batches.
+    tracker: knows the number of rows, their order, and which ones are this rank's. identity: identifies what saved positions
+    refer to; "kind", "dataset" and "rows" say which rows, and "order", if given, is `describe(spec)`. shard: a (rank, size) for
+    use outside a state: yield that rank's part of each batch, without repeated batches.
 
-    With shards a batch is this rank's rows of it, which `model.parts` cuts. A subclass that sets `_delivers_parts` yields a
-    list of what it makes of each part, in the order of `Cut.parts`.
+    With shards, a batch consists of this rank's rows, which `model.parts` cuts. A subclass that sets `_delivers_parts` instead
+    yields a list with one item for each part, in the order of `Cut.parts`.
     """
 
     _delivers_parts = False
@@ -149,21 +149,21 @@ class PositionedLoader(Generic[T]):
     ) -> None:
         self._tracker = tracker
         self._identity = dict(identity)
-        # The order of this loader's own epochs. An epoch that was begun with another batch size keeps the order that it had.
+        # The order of this loader's own epochs. An epoch that was begun with another batch size keeps its original order.
         self._own_spec = tracker.spec
         self._shard = shard
         self.shards_strict, self._has_warned = shards_strict, False
         self._in_state = False
-        # What `len` has said before there was a world.
+        # The length that `len` returned before there was a world.
         self._told_length: int | None = None
         self._restored = False
-        # The epoch at which the training function was entered, until it is left for a later one.
+        # The epoch at which the training function was entered, until training moves to a later one.
         self._entered_at = 0
         self._empty_iterations = 0
-        # Whether the epoch was at its end when the training function was entered: a re-entry then iterates it once for nothing.
+        # Whether the epoch was at its end when the training function was entered: a re-entry may then iterate it once in vain.
         self._entered_at_end = False
         self._stopwatch, self._balancer = Stopwatch(), Balancer()
-        # A weak reference, so that an iterator that user code drops is closed immediately, and its reader stopped.
+        # A weak reference, so that an iterator that user code drops is closed, and its reader stopped, immediately.
         self._iterator: weakref.ref[Iteration[T]] | None = None
         if shard is not None:
             if tracker.plan.shards is not None:
@@ -177,24 +177,24 @@ class PositionedLoader(Generic[T]):
     def _open(self) -> contextlib.AbstractContextManager[Iterator[tuple[Step, int, T]]]:
         """Return a context manager over (step, ticket sum, batch), from the tracker's position to the end of the epoch.
 
-        The steps are those of `tracker.upcoming`, one after the other. `draw` says which rows of a step are this rank's, and
-        their ticket sum, by which all ranks check at a commit that every row was given once. Batches are yielded as they are.
+        The steps are those of `tracker.upcoming`, in order. `draw` returns this rank's rows of a step and their ticket sum, by
+        which all ranks check at a commit that every row was delivered once. Batches are passed to the user unchanged.
         """
         raise NotImplementedError
 
     @property
     def tracker(self) -> RowGroupTracker:
-        """What has been processed, and who reads the rest."""
+        """Tracks which rows have been processed, and which rank reads the rest."""
         return self._tracker
 
     @property
     def shards(self) -> int | None:
-        """Into how many shards every global batch is cut, in a State; None if ranks get even shares of its rows."""
+        """The number of shards into which every global batch is cut, in a State; None if ranks get shares of its rows."""
         return self._tracker.plan.shards
 
     @property
     def place(self) -> tuple[int, int, int]:
-        """Seed, epoch, and row of the epoch: where the loader is, in a world of any size."""
+        """The loader's position in a world of any size: seed, epoch, and row of the epoch."""
         return self._own_spec.seed, self.epoch, self._tracker.position
 
     @property
@@ -214,13 +214,13 @@ class PositionedLoader(Generic[T]):
 
     @property
     def steps_left(self) -> int:
-        """Global steps from here to the end of the epoch, in the present world."""
+        """Global steps that remain of the epoch, in the current world."""
         return self._tracker.plan.steps(self._tracker.left, self._tracker.size)
 
     def __len__(self) -> int:
-        """Return the global steps of a full epoch; with a batch size per worker, those of the present world.
+        """Return the global steps of a full epoch; with a batch size per worker, those of the current world.
 
-        Outside a state that is a world of one. The state warns when it turns out to be another one.
+        Outside a state, that is a world of one. The state warns if the world turns out to have another size.
         """
         steps = self._tracker.plan.steps(self._tracker.total, self._tracker.size)
         if not self._in_state and self._shard is None:
@@ -228,9 +228,9 @@ class PositionedLoader(Generic[T]):
         return steps
 
     def set_epoch(self, epoch: int) -> None:
-        """Start an epoch at row 0. For the current epoch do nothing, whatever its position.
+        """Start an epoch at row 0. For the current epoch this does nothing, whatever the position.
 
-        Warns, on rank 0, if this goes back from the epoch at which the training function was entered.
+        Warns on rank 0 if this goes back from the epoch at which the training function was entered.
         """
         epoch = whole_number("epoch", epoch, 0)
         if epoch < self._entered_at and self._tracker.rank == 0:
@@ -272,7 +272,7 @@ class PositionedLoader(Generic[T]):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position and what it is a position in: a few plain values, whatever the size of the dataset."""
+        """Return the position and the identity of the dataset: a few plain values, whatever the size of the dataset."""
         order = {"order": describe(self._tracker.spec)} if "order" in self._identity else {}
         kernels = {} if self.shards is None else {"kernels": kernels_here()}
         where = {"version": _VERSION, "epoch": self.epoch, "position": self._tracker.position}
@@ -281,8 +281,8 @@ class PositionedLoader(Generic[T]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to a saved position.
 
-        Raises DataError where it was saved for another dataset, ValueError where this loader has another seed or filter. An
-        epoch that was begun with another batch size, other columns or other windows goes on in the order that these gave it.
+        Raises DataError if it was saved for another dataset, ValueError if this loader has another seed or filter. An epoch
+        that was begun with another batch size, other columns or other windows continues in its original order.
         """
         if state.get("version") != _VERSION:
             raise DataError(
@@ -293,7 +293,7 @@ class PositionedLoader(Generic[T]):
             if state.get(key) == ours:
                 continue
             if key == "order" and as_described(self._own_spec, state.get(key)) is not None:
-                continue  # the epoch goes on in the order in which it was begun
+                continue  # the epoch continues in the order in which it was begun
             if key in ("kind", "dataset", "rows"):
                 raise DataError(
                     f"the dataset has changed since the state was saved: {key} was {state.get(key)!r}, is {ours!r}"
@@ -311,7 +311,7 @@ class PositionedLoader(Generic[T]):
         self._restored = True
 
     def _compare_kernels(self, state: Mapping[str, Any]) -> None:
-        """Refuse, or with ``shards_strict=False`` warn of, kernels that are not those with which the state was made."""
+        """Refuse kernels that differ from those of the saved state, or with ``shards_strict=False`` only warn of them."""
         if self.shards is None or "kernels" not in state:
             return
         found = difference(state["kernels"], kernels_here())
@@ -327,11 +327,11 @@ class PositionedLoader(Generic[T]):
             warnings.warn(f"with shards={self.shards} bits may differ from now on: {found}", stacklevel=2)
 
     def report(self) -> Report:
-        """Return what this rank has been given since its last report; see `ElasticLoader`."""
+        """Return what this rank has received since its last report; see `Accountable`."""
         return self._tracker.report()
 
     def confirm(self, reports: Sequence[Report]) -> None:
-        """Check that all ranks' reports of one commit add up to the rows assigned; see `ElasticLoader`."""
+        """Check that all ranks' reports of one commit add up to the rows assigned; see `Accountable`."""
         self._tracker.confirm(reports)
 
     def measured(self) -> int:
@@ -342,7 +342,7 @@ class PositionedLoader(Generic[T]):
         return self._stopwatch.period() if alone else self._stopwatch.microseconds()
 
     def balance(self, everybody: Sequence[int]) -> Timing | None:
-        """Change the shares of the steps from here on if that makes steps faster; see `Balanced`."""
+        """Change the shares from the next step on if that makes steps faster; see `Balanced`."""
         if not (self._in_state and all(everybody)):
             return None
         tracker = self._tracker
@@ -381,7 +381,7 @@ class PositionedLoader(Generic[T]):
         return iterator
 
     def _explain_no_batch(self) -> None:
-        """Refuse a batch that no world could fill, and warn of one that this world cannot: nothing would train."""
+        """Refuse a batch that no world could fill, and warn of one that this world cannot fill: nothing would train."""
         tracker, plan = self._tracker, self._tracker.plan
         name = "batch_size" if plan.overall is None else "global_batch_size"
         text = f"with drop_last=True, {tracker.total} rows do not make a single batch of {name}={plan.smallest}"
@@ -392,7 +392,7 @@ class PositionedLoader(Generic[T]):
             warnings.warn(f"{text}. global_batch_size= does not grow with the number of workers", stacklevel=3)
 
     def close(self) -> None:
-        """End the iteration under way, stop reading ahead and close files. Iterating again opens them again."""
+        """End the current iteration, stop reading ahead and close files. A new iteration opens them again."""
         self._end_iteration()
 
     def _iterate(self) -> Generator[T, None, None]:
@@ -404,7 +404,7 @@ class PositionedLoader(Generic[T]):
             iterated_alone.add(self)
         try:
             shares = None
-            # Shares may change at a commit, after which some rows that were read ahead belong to other ranks.
+            # Shares may change at a commit; then some rows that were read ahead belong to other ranks.
             while shares != tracker.shares and not tracker.exhausted:
                 shares = tracker.shares
                 with self._open() as opened:
@@ -432,14 +432,14 @@ class PositionedLoader(Generic[T]):
             )
 
     def _cut(self, step: Step) -> Cut | None:
-        """How the batch of a step is cut into shards. Outside a State batches are whole."""
+        """How a step's batch is cut into shards. Outside a State, batches are not cut."""
         if self.shards is None or not self._in_state:
             return None
         place = (self._own_spec.seed, self.epoch, step.start)
         return Cut(self.shards, step.rows, place, self._delivers_parts, self._tracker.shares)
 
     def _end_iteration(self, by: str = "") -> None:
-        """End the iteration under way. ``by`` says what ends it where user code does not expect that."""
+        """End the current iteration. ``by`` says what ends it, if user code does not expect this."""
         iterator = self._iterator() if self._iterator is not None else None
         self._iterator = None
         if iterator is not None:

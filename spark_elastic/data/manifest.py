@@ -1,7 +1,7 @@
 """The row groups of a Parquet dataset, read from its footers once and then shared as bytes.
 
-A manifest is all that row order, tracking and repartition look at. Each file is kept with its size and a hash of its
-footer, so that a file that was replaced while training is noticed when it is opened, whatever its modification time.
+Row order, tracking and repartition depend on the manifest alone. It has the size of each file and a hash of its footer, so that
+a file that was replaced during training is detected when it is opened, whatever its modification time.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 class RowGroup:
     """One row group of a file.
 
-    `path` is relative to the URL that the file was found under, `ordinal` the group's place in its file, `rows` how many it
-    has, `compressed_bytes` and `uncompressed_bytes` its size in the file and when it is read, `partition` the (name, value)
-    pairs of a Hive path, and `root` the URL's place in the list of the dataset's, 0 if there is one.
+    `path` is relative to the URL that the file was found under. `ordinal` is the group's position in its file, `rows` its
+    number of rows. `compressed_bytes` and `uncompressed_bytes` are its sizes in the file and after reading. `partition` holds
+    the (name, value) pairs of a Hive path, and `root` is the URL's index among the dataset's URLs, 0 if there is only one.
     """
 
     path: str
@@ -55,7 +55,7 @@ RowGroup.__init__.__doc__ = "Keep the given facts; nothing is read or checked. `
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """What identifies a file's content, and is checked when the file is opened: its size in bytes, and a hash of its footer."""
+    """Identifies a file's content by its size in bytes and a hash of its footer, which are checked when it is opened."""
 
     path: str
     size: int
@@ -66,13 +66,13 @@ class DataFile:
 @saved_as("spark_elastic.data")
 @dataclass(frozen=True)
 class Manifest(Sequence[RowGroup]):
-    """The row groups of a dataset, URL by URL and in path order, with what is needed to read them without listing anything again.
+    """The row groups of a dataset, URL by URL and in path order, with everything needed to read them without listing again.
 
-    `list_lengths` gives, for each column that is a list, the one length that its values can have according to the
-    footers, or None where they differ. `schema` holds the columns in files, partition columns not included; `schema_bytes` is
-    its serialized form, and `unischema` Petastorm's pickle, if the dataset has one. `urls` are the dataset's roots, one as a
-    rule, `files` what its files must still be when they are opened, and `row_groups` what `manifest[i]` returns.
-    Where they are a selection, `dataset` is the manifest of all.
+    `list_lengths` gives, for each list column, the one length that its values can have according to the footers, or None if
+    lengths differ. `schema` holds the columns in files, without partition columns; `schema_bytes` is its serialized form, and
+    `unischema` is Petastorm's pickle, if the dataset has one. `urls` are the dataset's roots, usually one; `files` identifies
+    the files, which must be unchanged when they are opened; and `row_groups` holds what `manifest[i]` returns. If they are a
+    selection, `dataset` is the manifest of all row groups.
     """
 
     urls: tuple[str, ...]
@@ -103,25 +103,25 @@ class Manifest(Sequence[RowGroup]):
 
     @functools.cached_property
     def rows(self) -> np.ndarray:
-        """Rows of each row group, int64."""
+        """The number of rows of each row group, int64."""
         return np.fromiter((group.rows for group in self.row_groups), np.int64, len(self.row_groups))
 
     @functools.cached_property
     def file_of(self) -> dict[tuple[int, str], DataFile]:
-        """Each file by its URL's place in the list and its relative path."""
+        """The files, by their URL's index and their relative path."""
         return {(file.root, file.path): file for file in self.files}
 
     @property
     def name(self) -> str:
-        """The dataset's URL for messages, or the first of several and how many others there are."""
+        """The dataset's URL for messages, or the first of several and the number of others."""
         others = len(self.urls) - 1
         return shown(self.urls[0]) + (f" and {others} more" if others else "")
 
     @functools.cached_property
     def partition_types(self) -> dict[str, pa.DataType]:
-        """Hive partition columns: int64 where all values are whole numbers, else float64, else string.
+        """The types of Hive partition columns: int64 if all values are whole numbers, else float64 if possible, else string.
 
-        Columns that are in the files, too, are read from there. A selection has the columns of the whole dataset.
+        Columns that are also in the files are read from there. A selection has the columns of the whole dataset.
         """
         if self.dataset is not None:
             return self.dataset.partition_types
@@ -133,9 +133,9 @@ class Manifest(Sequence[RowGroup]):
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """A hash of every file's path, size and footer, the order of the URLs, and the choice of row groups, if there is one.
+        """A hash of every file's path, size and footer, the order of the URLs, and the selection of row groups, if any.
 
-        Where the dataset lies is not in it.
+        It does not depend on the dataset's location.
         """
         digest = hashlib.blake2b(digest_size=16)
         for file in self.files:
@@ -146,14 +146,14 @@ class Manifest(Sequence[RowGroup]):
         return digest.hexdigest()
 
     def where(self, index: int) -> str:
-        """Name a row group in messages: its file and its place in it."""
+        """Return a row group's name for messages: its file and its position there."""
         group = self.row_groups[index]
         url = shown(self.urls[group.root])
         file = group.path or url if len(self.urls) == 1 else "/".join(filter(None, (url.rstrip("/"), group.path)))
         return f"{file}, row group {group.ordinal}"
 
     def encode(self) -> bytes:
-        """Return the manifest as MessagePack, about 20 bytes a row group. Raises ValueError for a selection."""
+        """Return the manifest as MessagePack, about 20 bytes per row group. Raises ValueError for a selection."""
         if self.dataset is not None:
             raise ValueError("encode the manifest of the whole dataset; a selection is made of that")
         place = {(file.root, file.path): number for number, file in enumerate(self.files)}
@@ -204,13 +204,13 @@ def read_manifest(url: Urls, *, storage_options: Mapping[str, object] | None = N
     """Read all footers of a Parquet dataset in parallel and return its manifest.
 
     Args:
-        url: a directory or one file; a local path, `file://`, or any URL that fsspec or pyarrow opens. Or a list of such, whose
-            rows are those of one dataset.
+        url: a directory or one file, as a local path, `file://`, or any URL that fsspec or pyarrow opens; or a list of these,
+            which together form one dataset.
         storage_options: options for fsspec.
-        threads: how many footers are read at a time.
+        threads: how many footers are read concurrently.
 
-    Raises DataError where nothing is found, a file is no Parquet file, is found under two of the URLs, or has other columns than
-    the first (the file is named).
+    Raises DataError if nothing is found, or if a file, which the error names, is not Parquet, is found under two of the URLs,
+    or has other columns than the first file.
     """
     urls = as_urls(url)
     locations = [locate(each, storage_options) for each in urls]
@@ -245,9 +245,9 @@ def read_manifest(url: Urls, *, storage_options: Mapping[str, object] | None = N
 
 
 def read_footer(handle: pa.NativeFile) -> Footer:
-    """Read and hash the footer of an open Parquet file, with one read of its last 64 KiB where that is enough.
+    """Read and hash the footer of an open Parquet file, with a single read of its last 64 KiB if that is enough.
 
-    Raises pyarrow.ArrowInvalid where it is none or is cut off.
+    Raises pyarrow.ArrowInvalid if there is no footer, or it is cut off.
     """
     size = handle.size()
     tail = _read_tail(handle, size, min(size, _TAIL))
@@ -302,7 +302,7 @@ def _no_file_twice(listed: list[tuple[Location, str]]) -> None:
     seen: dict[tuple[bool, str], Location] = {}
     for location, path in listed:
         file = location.local, os.path.realpath(path) if location.local else path
-        # Links within one folder are how its owner has it.
+        # Links within one folder are its owner's choice.
         known = seen.get(file, location)
         if known is not location and known.filesystem == location.filesystem:
             raise DataError(f"{path} is found under two of the URLs: its rows would count twice")
@@ -343,7 +343,7 @@ def _narrowest(values: set[str]) -> pa.DataType:
 
 
 def _common_unischema(urls: Sequence[str], locations: Sequence[Location]) -> bytes:
-    """Return the pickled Unischema of all URLs, or nothing. Raises DataError where they do not have the same fields."""
+    """Return the pickled Unischema of all URLs, or nothing. Raises DataError if they do not have the same fields."""
     found = [read_common_metadata(location).get(UNISCHEMA_KEY, b"") for location in locations]
     for url, other in zip(urls, found, strict=True):
         if other == found[0]:
@@ -358,7 +358,7 @@ def _common_unischema(urls: Sequence[str], locations: Sequence[Location]) -> byt
 
 
 def read_common_metadata(location: Location) -> dict[bytes, bytes]:
-    """Return what a dataset has in `_common_metadata`, where Petastorm leaves its pickles. Nothing is unpickled here."""
+    """Return the key-value pairs in `_common_metadata`, where Petastorm stores its pickles. Unpickles nothing."""
     path = location.join("_common_metadata")
     try:
         if location.filesystem.get_file_info(path).type != pafs.FileType.File:
@@ -371,7 +371,7 @@ def read_common_metadata(location: Location) -> dict[bytes, bytes]:
 
 
 class _ListLengths:
-    """Finds which list columns can have one common length: as many values as rows times n, in every row group."""
+    """Finds the list columns that can have one common length n: every row group has n values per row."""
 
     def __init__(self, metadata: pq.FileMetaData, schema: pa.Schema) -> None:
         self._leaf: dict[str, int] = {}
@@ -399,7 +399,7 @@ class _ListLengths:
 
 
 def _leaves(kind: pa.DataType) -> int:
-    """Count the columns of a Parquet file that hold one of this type. Their paths do not tell, since names may have dots."""
+    """Count the Parquet columns that hold a column of this type. Paths do not reveal this, because names may have dots."""
     if isinstance(kind, pa.BaseExtensionType):
         return _leaves(kind.storage_type)
     return sum(_leaves(kind.field(place).type) for place in range(kind.num_fields)) if kind.num_fields else 1

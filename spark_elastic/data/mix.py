@@ -1,8 +1,9 @@
 """From which of several datasets each row of an epoch comes: a pure function of the weights, seed and epoch.
 
-Ticket t of an epoch (see `order`) is a row of one dataset. At each 1,024th ticket every dataset has had its proportion, as far
-as whole rows can: the first is split off from all others, the second from those after it, each by whole-number arithmetic. So the
-position t alone tells the position in each dataset. Between these tickets the datasets come in random order.
+Ticket t of an epoch (see `order`) is a row of one dataset. After every 1,024 tickets, each dataset has had its proportion, as
+nearly as whole rows allow: the first dataset is split off from all others, the second from those after it, each by integer
+arithmetic. So the position t alone determines the position in each dataset. Within these blocks, the datasets come in random
+order.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ _BLOCK = 1024
 
 
 def apportion(weights: Sequence[float], rows: Sequence[int]) -> tuple[int, ...]:
-    """Return how many rows an epoch has of each dataset, in the proportion of `weights`, which add up to 1.
+    """Return how many rows of each dataset an epoch has, in the proportions of `weights`, which add up to 1.
 
-    As many as there can be without a row that comes twice: of one dataset it has all `rows`, give or take the rounding.
+    An epoch is as long as it can be without repeating a row: up to rounding, it has all `rows` of one dataset.
     """
     total = int(min(count / weight for count, weight in zip(rows, weights, strict=True)) + 1e-6)
     while True:
@@ -32,7 +33,7 @@ def apportion(weights: Sequence[float], rows: Sequence[int]) -> tuple[int, ...]:
 
 
 class MixOrder:
-    """The datasets of one epoch's tickets. counts: how many tickets each dataset has."""
+    """Assigns the tickets of one epoch to datasets. counts: how many tickets each dataset has."""
 
     def __init__(self, counts: Sequence[int], seed: int, epoch: int) -> None:
         self.counts = tuple(counts)
@@ -42,7 +43,7 @@ class MixOrder:
         self._labels = functools.lru_cache(maxsize=8)(self._shuffled)
 
     def given(self, tickets: int) -> np.ndarray:
-        """Return how many of the first `tickets` tickets are of each dataset: int64 [datasets]."""
+        """Return how many of the first `tickets` tickets belong to each dataset: int64 [datasets]."""
         block, rest = divmod(tickets, _BLOCK)
         result: np.ndarray = self._before(block)
         if rest:
@@ -57,7 +58,7 @@ class MixOrder:
         return found
 
     def _before(self, block: int) -> np.ndarray:
-        """Return how many tickets of the blocks before this one are of each dataset."""
+        """Return how many tickets in the blocks before this one belong to each dataset."""
         tickets, left = min(block * _BLOCK, self.total), self.total
         given = []
         for count in self.counts:

@@ -32,22 +32,22 @@ class WeightedSamplingLoader(PositionedLoader[Batch]):
         parts = [se.data.ParquetLoader(url, global_batch_size=256) for url in (usual, rare)]
         loader = se.data.WeightedSamplingLoader(parts, [0.9, 0.1], seed=0)
 
-    It is Petastorm's `WeightedSamplingReader` with an order that depends on seed and epoch only, so that a position belongs to it
-    in any world. Every 1,024 rows have the given proportions, as far as whole rows can, in random order. An epoch is as long
-    as it can be without a row that comes twice: of one loader it has all rows, of the others as many as the proportions say, and
-    the next epoch goes on there, so that each loader's rows come once before any comes again.
+    This is Petastorm's `WeightedSamplingReader` with an order that depends on seed and epoch only, so that a position is valid
+    in any world. Every 1,024 rows have the given proportions, as nearly as whole rows allow, in random order. An epoch is as
+    long as it can be without repeating a row: it has all rows of one loader, and of the others as many as the proportions say.
+    The next epoch continues there, so that all rows of a loader come once before any comes again.
 
     Args:
         loaders: two or more `ParquetLoader`s with the same batch size and columns, which the mix then reads and nobody else.
-            Their `seed`, `filters`, `transform` and the like are their own. The mix is `shards_strict` unless none of them is.
-        probabilities: the proportion of each loader's rows, above 0; they are divided by their sum. Each loader must have a row
+            Each keeps its own `seed`, `filters`, `transform` and the like. The mix is `shards_strict` if any of them is.
+        probabilities: the proportion of each loader's rows, above 0. They are divided by their sum. Each loader must have a row
             in every epoch.
-        seed: of the order in which the loaders take turns.
-        prefetch: batches read ahead; default that of the loaders.
-        shard: a (rank, size), for use outside a State: that rank's part of each batch, without repeated batches.
+        seed: determines the order in which the loaders take turns.
+        prefetch: batches read ahead; by default as in the loaders.
+        shard: a (rank, size) for use outside a State: yield that rank's part of each batch, without repeated batches.
 
-    With `with_row_ids=True` of the loaders a batch has int64 `_dataset` besides, the place of a row's loader in the list. Raises
-    ValueError for loaders that do not fit together, and DataError at the first batch where their columns are not alike.
+    If the loaders have `with_row_ids=True`, a batch also has int64 `_dataset`, the index of each row's loader in the list.
+    Raises ValueError for loaders that do not fit together, and DataError at the first batch in which their columns differ.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class WeightedSamplingLoader(PositionedLoader[Batch]):
         prefetch: int | None = None,
         shard: tuple[int, int] | None = None,
     ) -> None:
-        """Work out how many rows of each loader an epoch has; nothing is read.
+        """Compute how many rows of each loader an epoch has, without reading anything.
 
         Raises ValueError for loaders that do not fit together, and for proportions that are not above 0 or leave a loader
         without a row.
@@ -86,7 +86,7 @@ class WeightedSamplingLoader(PositionedLoader[Batch]):
         super().__init__(RowGroupTracker(np.array([sum(self._counts)]), spec, plan), identity, shard, strict)
 
     def close(self) -> None:
-        """End the iteration under way and let go of files and rows held."""
+        """End the current iteration, close files, and drop the rows held."""
         super().close()
         for loader in self._loaders:
             loader.close()
@@ -108,7 +108,7 @@ class WeightedSamplingLoader(PositionedLoader[Batch]):
 
 
 class _Part:
-    """One loader's rows, pass after pass: row r of the pass p is row p * rows + r of the whole."""
+    """One loader's rows, pass after pass: row r of pass p is row p * rows + r of the whole sequence."""
 
     def __init__(self, loader: EngineLoader) -> None:
         self.loader = loader
@@ -122,7 +122,7 @@ class _Part:
         return self._tracker.total
 
     def build(self, passed: int, steps: list[Step], jagged: frozenset[str], in_shards: bool) -> list[Batch]:
-        """Return the own rows of consecutive steps within one pass."""
+        """Return this rank's rows of consecutive steps within one pass."""
         if self._builder is None or self._builder[0] != passed:
             order = EpochOrder(self._tracker.rows, passed, self._tracker.spec)
             store = self.loader.open_store(order)
@@ -131,7 +131,7 @@ class _Part:
 
 
 class _MixBuilder:
-    """Makes a rank's batches of consecutive steps of those that the parts make of theirs; see `BlockBuilder`."""
+    """Makes a rank's batches of consecutive steps by merging the batches of the parts; see `BlockBuilder`."""
 
     def __init__(self, order: MixOrder, parts: list[_Part], in_shards: bool) -> None:
         self._order = order
@@ -156,7 +156,7 @@ class _MixBuilder:
         return ready
 
     def _of_part(self, part: _Part, number: int, steps: list[tuple[Step, tuple[int, int]]]) -> list[list[Batch]]:
-        """Return for each step the part's own rows of it, in one batch or, where a pass ends within it, in several."""
+        """Return this rank's rows of the part for each step, in one batch, or in several if a pass ends within the step."""
         found: list[list[Batch]] = [[] for _ in steps]
         asked: list[tuple[int, int, Step]] = []
         for place, (step, own) in enumerate(steps):
@@ -175,7 +175,7 @@ class _MixBuilder:
         return found
 
     def _merged(self, datasets: np.ndarray, found: list[list[Batch]]) -> Batch:
-        """Put the rows of the parts in the places of their tickets."""
+        """Put the rows of the parts in the order of their tickets."""
         batches = [batch for of_part in found for batch in of_part]
         names = batches[0].keys()
         for batch in batches:
@@ -202,14 +202,14 @@ class _MixBuilder:
 
 
 def _own_range(step: Step, rank: int) -> tuple[int, int]:
-    """Return the tickets of a step that a rank has; of a step of which it has none, up to two, for a batch of weight 0."""
+    """Return a rank's tickets of a step; if it has none, up to two others, for a batch of weight 0."""
     before, own = sum(step.rank_rows[:rank]), step.rank_rows[rank]
     start, rows = (step.start + before, own) if own else (step.start, min(2, step.rows))
     return start, start + rows
 
 
 def _in_passes(begin: int, low: int, high: int, end: int, rows: int) -> Iterator[tuple[int, Step]]:
-    """Cut rows [begin, end) of a part, of which [low, high) are this rank's, where a pass of so many rows ends."""
+    """Cut rows [begin, end) of a part, of which [low, high) are this rank's, at the ends of passes of ``rows`` rows."""
     while begin < end:
         passed, start = divmod(begin, rows)
         stop = min(end, (passed + 1) * rows)

@@ -19,17 +19,17 @@ class NGram:
 
         NGram({-1: ["speed", "image"], 0: ["speed"]}, delta_threshold=100, timestamp_field="milliseconds")
 
-    A window lies within one row group, whose rows have to be in the order of their timestamps, and after `filters=` and
-    `predicate=`. A batch has the column "speed" as [windows, 2, …] and "image" as [windows, 1, …]: one row of the second
+    A window lies within one row group, whose rows have to be in the order of their timestamps. `filters=` and `predicate=` are
+    applied first. A batch has the column "speed" as [windows, 2, …] and "image" as [windows, 1, …]: one entry of the second
     dimension for each offset that names the column, in ascending order.
 
     Args:
-        fields: the columns of each row of a window, by the row's offset: names, and compiled patterns of whole names. Offsets
-            that are left out between the smallest and the largest are rows of the window without columns.
-        delta_threshold: by how much a row's timestamp may be above that of the row before it, at most; 0 or above.
+        fields: the columns of each row of a window, by the row's offset: names, and compiled patterns of whole names. Missing
+            offsets between the smallest and the largest are rows of the window without columns.
+        delta_threshold: the largest allowed difference between the timestamps of consecutive rows, 0 or above.
         timestamp_field: the column of timestamps: numbers, or times, which count nanoseconds. It need not be among the fields.
-        timestamp_overlap: whether a window may begin before the one before it has ended; if not, its first timestamp is above the
-            last one of that.
+        timestamp_overlap: whether windows may overlap. If not, a window's first timestamp is above the last timestamp of the
+            window before it.
 
     Raises ValueError for arguments that do not fit.
     """
@@ -41,7 +41,7 @@ class NGram:
         timestamp_field: str,
         timestamp_overlap: bool = True,
     ) -> None:
-        """Check the arguments, and keep the fields by ascending offset. Raises ValueError for those that do not fit."""
+        """Check the arguments, and store the fields by ascending offset. Raises ValueError for arguments that do not fit."""
         if not isinstance(fields, Mapping) or not fields:
             raise ValueError(f"fields must be a dict of lists of columns by offset, not {fields!r}")
         for offset, columns in fields.items():
@@ -65,23 +65,23 @@ class NGram:
 
     @property
     def length(self) -> int:
-        """The rows of a window."""
+        """The number of rows of a window."""
         return max(self.fields) - min(self.fields) + 1
 
     @property
     def columns(self) -> list[str | re.Pattern[str]]:
-        """The names and patterns of all offsets, each once."""
+        """The names and patterns of all offsets, without duplicates."""
         return list(dict.fromkeys(column for columns in self.fields.values() for column in columns))
 
     def describe(self) -> str:
-        """Say which windows there are, whatever columns they have, for a loader's saved position."""
+        """Describe the windows, apart from their columns, for a loader's saved position."""
         apart = f"{self.length} rows, {self.timestamp_field!r} at most {self.delta_threshold} apart"
         return apart if self.timestamp_overlap else f"{apart}, without overlap"
 
     def starts(self, times: np.ndarray) -> np.ndarray:
         """Return the first row of each window in rows with these timestamps: int64, ascending.
 
-        Raises ValueError where there are enough rows for a window, but not in the order of their timestamps.
+        Raises ValueError if there are enough rows for a window, but not in the order of their timestamps.
         """
         last = len(times) - self.length
         if last < 0:
@@ -95,7 +95,7 @@ class NGram:
         return found if self.timestamp_overlap else self._apart(times, found)
 
     def _apart(self, times: np.ndarray, starts: np.ndarray) -> np.ndarray:
-        """Leave out windows that begin at or before the end of the last one that is not left out."""
+        """Drop windows that begin at or before the end of the last window that was kept."""
         kept = []
         begins = times[starts]
         place = 0
@@ -106,9 +106,9 @@ class NGram:
         return np.array(kept, np.int64)
 
     def columns_at(self, known: Sequence[str]) -> dict[str, np.ndarray]:
-        """Return the rows of a window, counted from its first, that have each column, int64; `known`: the columns there are.
+        """Return for each column the rows of a window that have it, counted from its first, int64. `known`: existing columns.
 
-        Raises ValueError for names and patterns of which there are none.
+        Raises ValueError for names and patterns that match no column.
         """
         found: dict[str, list[int]] = {}
         for offset, columns in self.fields.items():

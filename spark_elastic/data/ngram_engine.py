@@ -1,4 +1,4 @@
-"""Makes an engine of rows an engine of windows of rows, which a loader then counts, orders and shares out like rows."""
+"""Turns an engine of rows into an engine of windows, which a loader then counts, orders and shares out like rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from spark_elastic.errors import DataError
 class WindowFinder:
     """Finds the windows of a row group: reads the timestamps of the rows that pass the filters.
 
-    Raises ValueError for a timestamp column that is none.
+    Raises ValueError for a column that holds no timestamps.
     """
 
     def __init__(self, ngram: NGram, reading: Reading) -> None:
@@ -41,13 +41,13 @@ class WindowFinder:
 
     @property
     def key(self) -> str | None:
-        """Names windows and filters, alike in all processes; None where the filters have no name."""
+        """Identifies windows and filters, equally in all processes; None if the filters cannot be identified."""
         rows = "" if self._reading.row_filter is None else self._reading.row_filter.key
         text = f"{rows} {self.ngram.describe()}"
         return None if rows is None else hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     def count(self) -> bytes:
-        """Count the windows of each row group, as bytes of int64 [row groups]. Reads the dataset; raises DataError."""
+        """Count the windows of each row group. Returns the bytes of int64 [row groups]. Reads the dataset; raises DataError."""
         manifest = self._reading.manifest
         counts = np.zeros(len(manifest), "<i8")
 
@@ -59,7 +59,7 @@ class WindowFinder:
         return counts.tobytes()
 
     def starts(self, source: Source, group: int) -> np.ndarray:
-        """Read where the windows of a row group begin: int64, among the rows that pass the filters. Raises DataError."""
+        """Read the first row of each window of a row group: int64, among the rows that pass the filters. Raises DataError."""
         where = source.manifest.where(group)
         times = self._times(source, group, where)
         if self._reading.row_filter is not None:
@@ -86,7 +86,7 @@ class WindowFinder:
 class NGramEngine:
     """Reads windows as rows: the columns of a window's rows are stacked in the second dimension. See `Engine`.
 
-    A window's place in its row group, as stored, is that of its first row.
+    A window's position in its row group, as stored, is that of its first row.
     """
 
     def __init__(self, finder: WindowFinder, reading: Reading, engine: Engine, name: Callable[[int], str]) -> None:
@@ -118,7 +118,7 @@ class NGramEngine:
             held = held if len(held) else None
 
     def expect(self, group: int) -> None:
-        """Have a row group read that will be needed soon, as the engine does it."""
+        """Begin to read a row group that will be needed soon, if the engine does so."""
         self._engine.expect(group)
 
     def close(self) -> None:

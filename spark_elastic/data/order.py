@@ -6,8 +6,8 @@ are consumed in their order. So C, the number of rows consumed, is the whole pos
 (C + V - 1 - v) // V rows. The first windows of the lanes have staggered lengths, so that lanes are refilled one after
 the other rather than all at once.
 
-More lanes mix row groups better and let more workers read disjoint ones, but each cut between lanes makes one row group
-be read twice. Unshuffled, there is one lane: the order of the files, at the price that each worker reads through all.
+More lanes mix row groups better and let more workers read disjoint ones, but because of each cut between lanes one row group is
+read twice. Unshuffled, there is one lane in the order of the files, at the price that each worker reads all of them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ROWS_PER_LANE = 64
 
 @dataclass(frozen=True, slots=True)
 class OrderSpec:
-    """What an order depends on besides the row counts.
+    """The parameters of an order besides the row counts.
 
     lanes: V above. window: rows of a lane's window. mix: whether windows are shuffled inside.
     shuffle: whether row groups are permuted. seed: any int from 0.
@@ -45,12 +45,12 @@ class OrderSpec:
 
 
 def describe(spec: OrderSpec) -> str:
-    """Describe what of a spec depends on more than the seed, for a loader's saved position."""
+    """Describe the lanes and windows of a spec, for a loader's saved position."""
     return f"{spec.lanes} lanes, windows of {spec.window} rows{', mixed' if spec.mix else ''}"
 
 
 def as_described(spec: OrderSpec, text: object) -> OrderSpec | None:
-    """Return the spec with the lanes and windows that a description gives; None if the text is no description."""
+    """Return the spec with the lanes and windows of a description; None if the text is not a description."""
     found = re.fullmatch(r"([1-9]\d*) lanes, windows of ([1-9]\d*) rows(, mixed)?", str(text))
     if found is None:
         return None
@@ -69,8 +69,9 @@ def choose_spec(
 ) -> OrderSpec:
     """Choose lanes and windows for a dataset; nothing here may depend on the world.
 
-    groups: row groups with rows. batch: rows of a global batch at its smallest. shuffle_rows: rows of the windows of
-    all lanes together, None for 65,536, or fewer where those would take more than `budget` bytes at `row_bytes` a row.
+    groups: the number of row groups with rows. batch: the rows of the smallest global batch. shuffle_rows: the rows of the
+    windows of all lanes together; None for 65,536, or fewer if those would take more than `budget` bytes at `row_bytes` per
+    row.
     """
     if shuffle_rows is not None:
         shuffle_rows = whole_number("shuffle_rows", shuffle_rows, 0)
@@ -97,9 +98,9 @@ class Piece:
 
 
 class EpochOrder:
-    """The order of one epoch over row groups of `rows` rows each (int64; empty ones are allowed).
+    """The order of one epoch over row groups with `rows` rows each (int64; empty ones are allowed).
 
-    Immutable. Building it costs a permutation of the row groups; windows are computed when they are asked for.
+    Immutable. Building it costs a permutation of the row groups; windows are computed on request.
     """
 
     def __init__(self, rows: np.ndarray, epoch: int, spec: OrderSpec) -> None:
@@ -129,7 +130,7 @@ class EpochOrder:
         return result
 
     def window_of(self, lanes: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """Return the window in which each (lane, position in it) lies."""
+        """Return the window that contains each (lane, position in the lane)."""
         result: np.ndarray = (positions - self.first_windows[lanes] + self.spec.window) // self.spec.window
         return result
 
@@ -163,7 +164,7 @@ class EpochOrder:
         return found
 
     def processed(self, consumed: int, groups: int) -> np.ndarray:
-        """Return how many rows of each of the manifest's `groups` row groups the first `consumed` rows contain."""
+        """Return how many rows of each of the manifest's `groups` row groups are among the first `consumed` rows."""
         marks = np.zeros(len(self.ends), np.int64)
         given = self.given(consumed)
         for lane in range(self.spec.lanes):
@@ -191,7 +192,7 @@ class EpochOrder:
 
     @functools.cached_property
     def place(self) -> np.ndarray:
-        """Where each row group of the manifest starts in the sequence, int64; -1 for empty ones."""
+        """The position in the sequence at which each row group of the manifest starts, int64; -1 for empty ones."""
         size = int(self.groups.max()) + 1 if len(self.groups) else 0
         result = np.full(size, -1, np.int64)
         result[self.groups] = self.starts

@@ -1,4 +1,4 @@
-"""`ParquetLoader`: batches of tensors from the row groups of a Parquet dataset, each row once an epoch in any world."""
+"""`ParquetLoader`: batches of tensors from the row groups of a Parquet dataset, each row once per epoch in any world."""
 
 from __future__ import annotations
 
@@ -36,42 +36,42 @@ if TYPE_CHECKING:
 
 @saved_as("spark_elastic.data")
 class ParquetLoader(EngineLoader):
-    """Iterates over the rest of the current epoch, yielding `dict[str, torch.Tensor]` with rows in the first dimension.
+    """Iterates over the rest of the current epoch, yielding `dict[str, torch.Tensor]` with rows as the first dimension.
 
     Args:
-        url: a directory or file; local, `file://`, or what fsspec opens with `storage_options`. Or a list of such: one dataset.
-        batch_size, global_batch_size: rows a batch on each rank, or on all ranks together; exactly one of them. With the
-            latter the same step holds the same rows in every world.
-        shards: cut every global batch into this many shards, at least `max_np`, each of which is computed whole by one rank,
-            in a loop over `model.parts(batch)`. The trained weights then have the same bits in every world.
-        columns: names to read, and compiled patterns (`re.compile`) of whole names; default all that have a tensor. Partition
-            columns of Hive paths are included.
-        shards_strict: refuse to go on from a state that was made with other kernels (torch and its libraries, their
-            instruction set, threads, device, deterministic switches), which leave other bits; False warns once.
-        balance: "auto" has each rank's rows of the global batch, or its shards, follow how fast it computes them, on CPUs in a
-            State with wrapped models; None keeps shares even.
-        shuffle, shuffle_rows: permute row groups and shuffle rows within windows of `shuffle_rows` rows in all (0 or 1: row
-            groups only). Unshuffled, rows come in the order of the files, and every rank reads all of them.
-        seed: of everything that is random; the order depends on it and on the epoch only.
-        filters: as pyarrow takes them; the rows that pass are counted when the loader is made. A warning tells where none does.
-        predicate: one of `spark_elastic.data.predicates`, or of Petastorm's; asked of each row that `filters` pass.
-        rowgroup_selector: one of `spark_elastic.data.selectors`, or of Petastorm's; only the row groups that it selects by
-            Petastorm's index of the dataset are there then, before anything else is chosen.
-        engine, engine_options: "arrow", or "petastorm" for its reader workers, with options as of `petastorm.make_reader`.
-        transform: called with a pyarrow.Table of some rows of one row group; returns a table or a dict of arrays or
-            tensors with as many rows. May run on another thread. The number of rows that it gets is not fixed.
-        ngram: windows of consecutive rows, each of which then counts as a row; see `NGram`. Its fields are the columns that are
-            read, unless a `transform` makes them of `columns`.
+        url: a directory or file: local, `file://`, or any URL that fsspec opens with `storage_options`. A list is one dataset.
+        batch_size, global_batch_size: the rows in a batch, on each rank or on all ranks together. Give exactly one of them.
+            With `global_batch_size`, a step holds the same rows in every world.
+        shards: cut every global batch into this many shards, at least `max_np`. One rank computes each whole shard, in a loop
+            over `model.parts(batch)`. The trained weights then have the same bits in every world.
+        columns: names to read, and compiled patterns (`re.compile`) of whole names; by default all that can become tensors.
+            They include the partition columns of Hive paths.
+        shards_strict: refuse to continue from a state that was made with different kernels (torch and its libraries, their
+            instruction set, threads, device, deterministic switches), which produce different bits; False warns once.
+        balance: "auto" adapts each rank's share of the global batch, in rows or shards, to its speed, on CPUs in a State with
+            wrapped models; None keeps shares even.
+        shuffle, shuffle_rows: permute row groups, and shuffle rows within windows of `shuffle_rows` rows in total (0 or 1: row
+            groups only). Without shuffling, rows come in the order of the files, and every rank reads all of them.
+        seed: for everything random. The order depends on the seed and the epoch only.
+        filters: in pyarrow's form. Rows that pass are counted when the loader is made; if there are none, a warning is issued.
+        predicate: one of `spark_elastic.data.predicates`, or of Petastorm's; evaluated for each row that passes `filters`.
+        rowgroup_selector: one of `spark_elastic.data.selectors`, or of Petastorm's. Only the row groups that it selects by
+            Petastorm's index count as part of the dataset, before anything else is chosen.
+        engine, engine_options: "arrow", or "petastorm" for Petastorm's reader workers, with options of `petastorm.make_reader`.
+        transform: called with a pyarrow.Table of some rows of one row group; returns a table or a dict of arrays or tensors
+            with as many rows. May run on another thread. The number of rows varies from call to call.
+        ngram: windows of consecutive rows, each of which counts as a row; see `NGram`. The columns of its fields are read,
+            unless a `transform` makes them from `columns`.
         drop_last: drop the rows that do not fill a last global batch.
-        with_row_ids: add int64 `_row_group` (index in the manifest) and `_row` (as stored in the row group; of a window the
-            first one).
-        prefetch: batches read ahead; default 32,768 rows, or fewer where those take more than 64 MiB.
-        pin_memory: default where CUDA is available.
-        storage_options: options with which fsspec opens the dataset, such as credentials and endpoints.
-        shard: a (rank, size), for use outside a State: that rank's part of each batch, without repeated batches.
+        with_row_ids: add int64 `_row_group` (index in the manifest) and `_row` (position in the stored row group; for a window,
+            that of its first row).
+        prefetch: batches read ahead; by default 32,768 rows' worth, or fewer if those take more than 64 MiB.
+        pin_memory: by default, if CUDA is available.
+        storage_options: options for fsspec, such as credentials and endpoints.
+        shard: a (rank, size) for use outside a State: yield that rank's part of each batch, without repeated batches.
 
-    Lists come as dense [rows, n] tensors where all have one length, else as jagged nested tensors. No thread is made
-    before it is iterated. Raises ValueError for arguments that do not fit, DataError where the dataset cannot be read.
+    Lists become dense [rows, n] tensors if all have one length, else jagged nested tensors. No thread is started before the
+    loader is iterated. Raises ValueError for arguments that do not fit, and DataError if the dataset cannot be read.
     """
 
     def __init__(
@@ -101,17 +101,17 @@ class ParquetLoader(EngineLoader):
         pin_memory: bool | None = None,
         shard: tuple[int, int] | None = None,
     ) -> None:
-        """Read the footers of all files, and to count rows the columns that `filters`, `predicate` and `ngram` look at.
+        """Read the footers of all files, and count rows by reading the columns of `filters`, `predicate` and `ngram`.
 
-        This blocks for as long as that takes. In a job all workers get what the first one has found. Raises ValueError or
-        TypeError for arguments that do not fit, and DataError where the dataset cannot be read. Warns where no row is left.
+        This blocks until both are done. In a job, the first worker reads, and all others get its results. Raises ValueError or
+        TypeError for arguments that do not fit, and DataError if the dataset cannot be read. Warns if no rows are left.
         """
         check_switches(shuffle=shuffle, drop_last=drop_last, with_row_ids=with_row_ids)
         plan = BatchPlan(batch_size, global_batch_size, drop_last, shards, balance)
         seed = whole_number("seed", seed, 0)
         if prefetch is not None:
             prefetch = whole_number("prefetch", prefetch, 1)
-        if engine not in tuple(ENGINES):  # what a user has given need not be hashable
+        if engine not in tuple(ENGINES):  # a user's value need not be hashable
             raise ValueError(f"engine must be one of {', '.join(ENGINES)}, not {engine!r}")
         urls = as_urls(url)
         key = f"data/manifest/{json.dumps(urls)}/{key_of(storage_options)}"
@@ -200,18 +200,18 @@ class ParquetLoader(EngineLoader):
 
     @classmethod
     def from_reader_arguments(cls, dataset_url: Urls | None = None, **arguments: Any) -> ParquetLoader:
-        """Make the loader for a call of Petastorm's `make_reader` or `make_batch_reader`.
+        """Make a loader from the arguments of Petastorm's `make_reader` or `make_batch_reader`.
 
-        dataset_url: the reader's URL, or list of URLs; `dataset_url_or_urls=` is the same. arguments: the reader's, by
-        keyword, of both functions and of `petastorm.pytorch.DataLoader` (`batch_size`, `shuffling_queue_capacity`), and the
-        loader's own, such as `global_batch_size`. Where both have an argument of a name, it means what it means to a reader:
-        `shuffle_rows` is True or False.
+        dataset_url: the reader's URL or list of URLs; `dataset_url_or_urls=` is an alias. arguments: keyword arguments of both
+        functions, of `petastorm.pytorch.DataLoader` (`batch_size`, `shuffling_queue_capacity`), and of this loader, such as
+        `global_batch_size`. If a reader and the loader share an argument's name, the reader's meaning applies: `shuffle_rows`
+        is True or False.
 
-        Raises ValueError for arguments that have no counterpart, saying what to do instead.
+        Raises ValueError for arguments without a counterpart, saying what to do instead.
         """
         return cls(dataset_of(dataset_url, arguments), **loader_arguments(arguments))
 
 
 def _once(what: str, manifest: Manifest, key: str | None, count: Callable[[], bytes]) -> bytes:
-    """Count once for the whole job, if what is counted has a name by which other processes know it."""
+    """Count once for the whole job, if ``key`` identifies what is counted in all processes; else in each process."""
     return count() if key is None else pin(f"data/{what}/{manifest.fingerprint}/{key}", count)

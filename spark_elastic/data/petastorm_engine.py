@@ -1,9 +1,9 @@
 """Reads row groups through Petastorm's own reader workers: its codecs, TransformSpec, pools and caches.
 
-Petastorm chooses its own order and does not tell where a row came from. Here its workers are asked for single row groups, in
-the order that the loader needs, and mark each row with its row group and its place in it; what arrives is compared with what
-was asked for. Rows that do not pass the filters are left out before anything is decoded, and fields that are null in the files
-are None where Petastorm makes NaN of them. Needs petastorm 0.12 and what it needs (the extra `petastorm`).
+Petastorm chooses its own order and does not reveal where a row came from. Here its workers read single row groups on request,
+in the order that the loader needs, and mark each row with its row group and its position there. What arrives is compared with
+what was requested. Rows that do not pass the filters are dropped before decoding. Fields that are null in the files become
+None, whereas Petastorm makes some of them NaN. Needs petastorm 0.12 and its dependencies (the extra `petastorm`).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _OPTIONS = (
 
 
 def open_engine(reading: Reading) -> PetastormEngine:
-    """Make the engine for a dataset. Raises where the arguments do not fit."""
+    """Make the engine for a dataset. Raises for arguments that do not fit."""
     return PetastormEngine(
         reading.manifest,
         reading.locations,
@@ -64,8 +64,8 @@ class PetastormEngine:
     """Reads row groups with Petastorm's workers.
 
     columns: field names, or None for all. transform: a petastorm TransformSpec; it may not change the number of rows.
-    options: of `petastorm.make_reader`: reader_pool_type, workers_count, cache_type and the like. Row groups are
-    held whole, as Petastorm delivers them. Workers start with the first read and stop with `close`.
+    options: arguments of `petastorm.make_reader` such as reader_pool_type, workers_count and cache_type. Row groups are held
+    whole, because Petastorm delivers them whole. Workers start with the first read and stop with `close`.
     """
 
     # 0, because Petastorm's schemas do not determine it.
@@ -108,11 +108,11 @@ class PetastormEngine:
         self._group_of: dict[int, int] = {}
         self._asked: set[int] = set()
         self._arrived: dict[int, pa.Table | list[dict[str, object]]] = {}
-        # The rows that were asked for of each row group, if a filter chooses rows.
+        # The requested rows of each row group, if a filter chooses rows.
         self._kept: dict[int, np.ndarray] = {}
 
     def expect(self, group: int) -> None:
-        """Have a row group read that will be needed soon."""
+        """Begin to read a row group that will be needed soon."""
         reader = self._start()
         if group not in self._asked and group in self._piece_of:
             self._source.check(group)
@@ -210,7 +210,7 @@ class PetastormEngine:
         return np.array([row[ROW] for row in rows], np.int64), columns
 
     def _cache_key(self) -> str:
-        """Return what identifies the entries of a cache, because Petastorm's own keys only tell the place of a row group."""
+        """Return a prefix that identifies cache entries, because Petastorm's own keys contain only a row group's location."""
         rows = self._filter.text if self._filter is not None else ""
         made_of = cloudpickle.dumps((self._manifest.fingerprint, self._columns, rows, self._transform))
         return hashlib.blake2b(made_of, digest_size=16).hexdigest()

@@ -1,7 +1,7 @@
-"""Petastorm's readers, workers, pools and caches, changed in what the engine needs.
+"""Petastorm's readers, workers, pools and caches, adapted to the engine.
 
-Workers read single row groups when they are asked, and give each row the identity of its piece and its place in it. Pools notice
-processes that have died, and caches tell one dataset, choice of columns and transform from another. Needs petastorm 0.12.
+Workers read single row groups on request, and mark each row with its piece and its position there. Pools detect processes that
+have died, and caches distinguish datasets, choices of columns and transforms. Needs petastorm 0.12.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 T = TypeVar("T")
 
-# Processes of a pool import pyarrow, pandas and what the transform needs.
+# Processes of a pool import pyarrow, pandas and the transform's dependencies.
 START_SECONDS = 300.0
 PIECE, ROW = "__spark_elastic_piece", "__spark_elastic_row"
 
 
 def _identified(process: Callable[..., None], worker: WorkerBase, piece_index: int, *rest: object) -> None:
-    """Let a worker process a piece and publish its rows with their identities; name the piece where it fails."""
+    """Let a worker process a piece and publish its rows with their identities. Errors name the piece."""
     publish = worker.publish_func
     published = False
 
@@ -100,7 +100,7 @@ def _identified(process: Callable[..., None], worker: WorkerBase, piece_index: i
 
 
 class _Chosen:
-    """A piece of which only the rows in ``keep`` are read, all where that is None; remembers where columns are null."""
+    """A piece of which only the rows in ``keep`` are read, or all if it is None. Remembers where columns are null."""
 
     def __init__(self, piece: pq.ParquetDatasetPiece, keep: np.ndarray | None) -> None:
         self._piece = piece
@@ -157,7 +157,7 @@ def _is_nan(value: object) -> bool:
 
 
 class _KeyedCache(CacheBase):
-    """A cache whose entries are of one dataset, as listed, and of one choice of columns, rows and transform."""
+    """A cache whose entries belong to one dataset, as listed, and to one choice of columns, rows and transform."""
 
     def __init__(self, cache: CacheBase, prefix: str) -> None:
         self._cache = cache
@@ -172,7 +172,7 @@ class _KeyedCache(CacheBase):
 
 
 class _WatchedPool(ProcessPool):
-    """Petastorm's process pool, which waits for workers that boot slowly and not for ones that have died."""
+    """A Petastorm process pool that waits for slow-starting workers, but not for dead ones."""
 
     _results_receiver_poller: Poller | _WatchedPoller
 
@@ -187,7 +187,7 @@ class _WatchedPool(ProcessPool):
 
 
 class _WatchedPoller:
-    """The poller of a process pool. Unlike Petastorm's own, it does not wait for ever if a worker process has died."""
+    """The poller of a process pool. Unlike Petastorm's, it does not wait forever if a worker process has died."""
 
     def __init__(self, poller: Poller | _WatchedPoller, workers: list[subprocess.Popen[bytes]]) -> None:
         self._poller = poller
@@ -202,7 +202,7 @@ class _WatchedPoller:
 
 
 class _OnDemand(Ventilator):
-    """A ventilator that passes nothing to the workers by itself: the engine asks for pieces when it needs them."""
+    """A ventilator that passes nothing to the workers by itself: the engine requests pieces as needed."""
 
     def start(self) -> None:
         pass
@@ -218,7 +218,7 @@ class _OnDemand(Ventilator):
 
 
 class PieceReader(Reader):
-    """Petastorm's Reader, of which the schema, the pieces and the pool are used."""
+    """Petastorm's Reader. Only its schema, pieces and pool are used."""
 
     pieces: list[pq.ParquetDatasetPiece]
 
@@ -232,7 +232,7 @@ class PieceReader(Reader):
         return _OnDemand(self._workers_pool.ventilate)
 
     def ask(self, piece: int, keep: np.ndarray | None) -> None:
-        """Have the workers read a piece, or these rows of it."""
+        """Ask the workers to read a piece, or these rows of it."""
         self._workers_pool.ventilate(piece_index=piece, keep=keep, shuffle_row_drop_partition=(0, 1))
 
     def abandon(self) -> None:
@@ -240,7 +240,7 @@ class PieceReader(Reader):
         _abandon(self._workers_pool)
 
     def answer(self) -> pa.Table | list[Row]:
-        """Return the next piece that the workers have read, whichever it is."""
+        """Return the next piece that the workers have finished, whichever it is."""
         return self._workers_pool.get_results()
 
 
@@ -254,9 +254,9 @@ def open_reader(
     options: Mapping[str, object],
     storage_options: Mapping[str, object] | None,
 ) -> PieceReader:
-    """Start the workers. Raises ``DataError`` if they do not start; Petastorm's own warnings are left out.
+    """Start the workers. Raises ``DataError`` if they do not start. Suppresses Petastorm's own warnings.
 
-    ``own_format`` says that the dataset has a Unischema; what ``cache_key`` returns begins the names of all that a cache keeps.
+    ``own_format`` says that the dataset has a Unischema. The result of ``cache_key`` prefixes the names of all cache entries.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -282,7 +282,7 @@ def open_reader(
 
 
 def reads(kind: pa.DataType) -> bool:
-    """Whether Petastorm knows an Arrow type; columns of others it leaves out."""
+    """Whether Petastorm knows an Arrow type. It leaves out columns of other types."""
     try:
         _numpy_and_codec_from_arrow_type(kind)
     except ValueError:
@@ -291,7 +291,7 @@ def reads(kind: pa.DataType) -> bool:
 
 
 def _abandon(pool: Pool) -> None:
-    """End a pool that did not start or has failed: its processes, and its sockets, for which zmq would wait at the exit."""
+    """End a pool that did not start or has failed: its processes, and its sockets, for which zmq would wait at exit."""
     for worker in getattr(pool, "_workers", []):
         if isinstance(worker, subprocess.Popen):
             worker.kill()

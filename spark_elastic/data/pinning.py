@@ -1,7 +1,7 @@
-"""One hook by which the first worker's bytes become the whole job's.
+"""A hook by which the first worker's bytes become those of the whole job.
 
-This package knows nothing of jobs. A worker of a job installs a function with `set_pin`; until then `pin` just computes. What
-is pinned must be a pure description of the dataset (a manifest, row counts), never of a rank.
+This package does not know about jobs. A worker of a job installs a function with `set_pin`; until then, `pin` just computes.
+The pinned bytes must purely describe the dataset (a manifest, row counts), never a rank.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _pin: Pin = _compute
 
 
 def set_pin(function: Pin | None) -> None:
-    """Install the job's pin; None puts back the default, which calls `make` every time."""
+    """Install the job's pin; None restores the default, which calls `make` every time."""
     global _pin
     _pin = function if function is not None else _compute
 
 
 def key_of(value: object) -> str | None:
-    """Name a value by its pickle, alike in all processes; None for what cannot be pickled."""
+    """Return a key for a value from its pickle, equal in all processes; None if it cannot be pickled."""
     try:
         return hashlib.blake2b(cloudpickle.dumps(value), digest_size=8).hexdigest()
     except Exception:  # whatever an object that the value refers to raises

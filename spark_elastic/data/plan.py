@@ -1,13 +1,13 @@
 """Global steps: how many rows each takes, how an epoch's tail is shared out, and each rank's share of a step.
 
-Tail rule. A tail of fewer than `join` rows joins the step before it, so that no rank is left with a single row (which
-BatchNorm refuses). With a batch size per worker `join` is two rows a rank. With a global batch size the rule must not
-depend on the world, or the same step would hold other rows in another world: there it is 16, two rows a rank in
-worlds of up to 8. In larger ones a tail of 16 rows or more that has fewer than two a rank is shared by fewer ranks, two
-or three rows each, and the others get a repeated batch of weight 0.
+Tail rule. A tail of fewer than `join` rows joins the step before it, so that no rank is left with a single row (which BatchNorm
+refuses). With a batch size per worker, `join` is two rows per rank. With a global batch size, the rule must not depend on the
+world, or a step would hold different rows in another world. There `join` is 16: two rows per rank in worlds of up to 8. In
+larger worlds, a tail of at least 16 rows that has fewer than two per rank is shared by fewer ranks, with two or three rows
+each, and the others get a repeated batch of weight 0.
 
-With shards the rule depends on their number instead: a tail of fewer than two rows a shard joins the step before it, and
-each rank's share of a step are its shards.
+With shards, the rule depends on their number instead: a tail of fewer than two rows per shard joins the step before it, and
+each rank's share of a step consists of its shards.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ GLOBAL_JOIN = 16
 
 
 def check_switches(**given: object) -> None:
-    """Raise TypeError for a value that is neither True nor False, such as "no", which would count as true."""
+    """Raise TypeError for values other than True and False, such as "no", which would count as true."""
     for name, value in given.items():
         if not isinstance(value, (bool, np.bool_)):
             raise TypeError(f"{name} must be True or False, not {value!r}")
@@ -78,7 +78,7 @@ class BatchPlan:
 
     @property
     def units(self) -> int:
-        """What ranks' shares of a global batch consist of: how many shards, or else rows, there are."""
+        """The number of units (shards, or else rows) of a global batch, of which ranks' shares consist."""
         return self.shards or self.smallest
 
     def batch(self, size: int) -> int:
@@ -86,7 +86,7 @@ class BatchPlan:
         return self.overall if self.overall is not None else (self.per_worker or 1) * size
 
     def join(self, size: int) -> int:
-        """Tails with fewer rows than this join the step before."""
+        """Tails with fewer rows than this join the step before them."""
         if self.shards is not None:
             return min(self.smallest, 2 * self.shards)
         if self.overall is not None:
@@ -94,7 +94,7 @@ class BatchPlan:
         return 2 * size if (self.per_worker or 1) > 1 else 0
 
     def next_rows(self, left: int, size: int) -> int:
-        """Return the rows of the next global step when `left` rows are left; 0 means that the epoch is over."""
+        """Return the rows of the next global step if `left` rows remain; 0 means that the epoch is over."""
         batch = self.batch(size)
         if self.drop_last:
             return batch if left >= batch else 0
@@ -113,7 +113,7 @@ class BatchPlan:
         return full + (left > full * batch)
 
     def sharers(self, rows: int, size: int) -> int:
-        """Return how many ranks, from rank 0, take part in a step of `rows` rows with rows of their own."""
+        """Return how many ranks, from rank 0 on, have rows of their own in a step of `rows` rows."""
         if self.overall is None or self.overall < 2 * size or rows < GLOBAL_JOIN:
             return size
         return min(size, rows // 2)
@@ -128,7 +128,7 @@ def share(rows: int, rank: int, sharers: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One global step: tickets [start, start + rows), and the rows that each rank has of them."""
+    """One global step: tickets [start, start + rows), and how many of them each rank has."""
 
     start: int
     rows: int
@@ -138,8 +138,8 @@ class Step:
 def make_step(plan: BatchPlan, start: int, rows: int, size: int, shares: tuple[int, ...] = ()) -> Step:
     """Describe the global step of `rows` rows at position `start` in a world of `size`.
 
-    shares: the units of a full global batch that each rank takes, rows or shards; empty for even shares. A tail of which a rank
-    would get a single row is shared out evenly.
+    shares: each rank's units (rows or shards) of a full global batch; empty for even shares. A tail in which a rank would get a
+    single row is shared out evenly.
     """
     if plan.shards is not None:
         return Step(start, rows, Cut(plan.shards, rows, shares=shares).rank_rows(size))
@@ -156,8 +156,8 @@ def make_step(plan: BatchPlan, start: int, rows: int, size: int, shares: tuple[i
 class Draw:
     """One rank's rows of consecutive steps, in order of delivery.
 
-    lanes, positions, tickets: int64 [rows], where each row lies. offsets: int64 [steps + 1], where each step's rows
-    begin. ticket_sums: for each step, the sum of the tickets that count for this rank: 0 for a repeated batch.
+    lanes, positions, tickets: int64 [rows], the place of each row. offsets: int64 [steps + 1], where each step's rows begin.
+    ticket_sums: for each step, the sum of the tickets that count for this rank; 0 for a repeated batch.
     """
 
     lanes: np.ndarray
@@ -168,7 +168,7 @@ class Draw:
 
 
 def draw(order: EpochOrder, steps: list[Step], rank: int) -> Draw:
-    """Lay out a rank's rows of the given steps. A rank without rows in a step gets up to two of its rows, repeated."""
+    """Lay out a rank's rows of the given steps. A rank without rows in a step repeats up to two of the step's rows."""
     lanes = order.spec.lanes
     begin = np.array([[step.start] for step in steps], np.int64)
     rows = np.array([[step.rows] for step in steps], np.int64)

@@ -1,11 +1,11 @@
-"""Predicates: conditions on rows, in Python. `ParquetLoader(predicate=…)` reads the rows for which one is true.
+"""Predicates: conditions on rows, in Python. `ParquetLoader(predicate=…)` reads the rows for which a predicate is true.
 
-They have the names and arguments of Petastorm's, and pass the same rows; Petastorm's own are taken as well. A predicate is asked
-row by row, which costs microseconds each time: what pyarrow can express is faster in `filters=`.
+They have the names and arguments of Petastorm's, and pass the same rows; Petastorm's own are accepted as well. A predicate is
+called for each row, which takes microseconds each time: conditions that pyarrow can express are faster in `filters=`.
 
-A value is what the column has: a number of NumPy, a string, an array for a list or an encoded array. A null is None, and NaN
-where the column has fractional numbers. A timestamp is a datetime64[ns], in UTC where its column has a time zone; a date is a
-`datetime.date`, in a list a datetime64. A predicate must answer from the values alone, and the same each time.
+Values have the type of their column: a NumPy number, a string, an array for a list or an encoded array. A null is None, or NaN
+if the column has fractional numbers. A timestamp is a datetime64[ns], in UTC if its column has a time zone; a date is a
+`datetime.date`, in a list a datetime64. A predicate's answer must depend on the values alone, and always be the same.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ __all__ = [
 
 
 class PredicateBase(ABC):
-    """A condition on rows. Subclasses are predicates, as is any object with these two methods."""
+    """Base class for conditions on rows. Any object with these two methods is a predicate, too."""
 
     @abstractmethod
     def get_fields(self) -> set[str]:
-        """Return the names of the columns that `do_include` looks at, at least one."""
+        """Return the names of the columns that `do_include` uses, at least one."""
 
     @abstractmethod
     def do_include(self, values: Mapping[str, Any]) -> bool:
-        """Return whether a row with these values, by column, is read."""
+        """Return whether to read a row with these values, given by column."""
 
 
 class in_set(PredicateBase):
-    """Passes rows whose value is one of a set.
+    """Passes rows whose value is in a set.
 
-    inclusion_values: what passes; a `datetime` or `date` without a time zone passes the timestamps equal to it, a date those of
-    its midnight. predicate_field: the name of the column, whose values have to be hashable.
+    inclusion_values: the values that pass. A `datetime` without a time zone passes the timestamps equal to it, a `date` those
+    at its midnight. predicate_field: the name of the column. Its values have to be hashable.
     """
 
     def __init__(self, inclusion_values: Iterable[Any], predicate_field: str) -> None:
-        """Keep the values as a set.
+        """Store the values as a set.
 
-        Raises ValueError for one string in the place of several values and for a column that is no name, and TypeError for values
-        that cannot be hashed.
+        Raises ValueError for a single string in place of several values and for a column that is not a name, and TypeError for
+        values that cannot be hashed.
         """
         if isinstance(inclusion_values, str):
             raise ValueError(f"inclusion_values must be several values, not the string {inclusion_values!r}")
@@ -65,11 +65,11 @@ class in_set(PredicateBase):
         self._field = _name(predicate_field)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for pickles, which are alike in all processes: a set of strings is in another order in each."""
+        """Return the state for pickling, in an order that is the same in all processes: that of a set of strings is not."""
         return {**vars(self), "_values": sorted(self._values, key=_sort_key)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take the state of a pickle."""
+        """Restore a pickled state."""
         vars(self).update(state, _values=frozenset(state["_values"]))
 
     def get_fields(self) -> set[str]:
@@ -82,16 +82,16 @@ class in_set(PredicateBase):
 
 
 class in_intersection(PredicateBase):
-    """Passes rows whose list has at least one of some values.
+    """Passes rows whose list contains at least one of the given values.
 
-    inclusion_values: what to look for; times as `in_set` has them. predicate_field: the name of a column of lists or arrays;
+    inclusion_values: the values to look for; times as in `in_set`. predicate_field: the name of a column of lists or arrays;
     nulls are an error.
     """
 
     def __init__(self, inclusion_values: Iterable[Any], predicate_field: str) -> None:
-        """Keep the values in an order that is the same in all processes.
+        """Store the values in an order that is the same in all processes.
 
-        Raises ValueError for one string in the place of several values and for a column that is no name.
+        Raises ValueError for a single string in place of several values and for a column that is not a name.
         """
         if isinstance(inclusion_values, str):
             raise ValueError(f"inclusion_values must be several values, not the string {inclusion_values!r}")
@@ -103,7 +103,7 @@ class in_intersection(PredicateBase):
         return {self._field}
 
     def do_include(self, values: Mapping[str, Any]) -> bool:
-        """Return whether the list has one of the values."""
+        """Return whether the list contains one of the values."""
         found = values[self._field]
         if not isinstance(found, (np.ndarray, Sequence)) or isinstance(found, (str, bytes)):
             raise ValueError(f"in_intersection needs lists in {self._field!r}, not {found!r}")
@@ -114,15 +114,15 @@ class in_lambda(PredicateBase):
     """Passes rows for which a function is true.
 
     predicate_fields: the names of the columns whose values the function gets, in this order. predicate_func: the function.
-    state_arg: one more argument for it, after the values, unless it is None.
+    state_arg: a further argument for it, after the values, unless it is None.
     """
 
     def __init__(
         self, predicate_fields: Sequence[str], predicate_func: Callable[..., Any], state_arg: Any = None
     ) -> None:
-        """Keep the function, which is called for the first time when rows are read.
+        """Store the function, which is not called before rows are read.
 
-        Raises ValueError for fields that are no list of names, and TypeError for a function that cannot be called.
+        Raises ValueError for fields that are not a list of names, and TypeError for a function that is not callable.
         """
         if isinstance(predicate_fields, str) or not predicate_fields:
             raise ValueError(f"predicate_fields must be a list of names, not {predicate_fields!r}")
@@ -137,18 +137,18 @@ class in_lambda(PredicateBase):
         return set(self._fields)
 
     def do_include(self, values: Mapping[str, Any]) -> bool:
-        """Return what the function says of the values."""
+        """Return the function's result for the values."""
         return bool(self._function(*(values[field] for field in self._fields), *self._state))
 
 
 class in_negate(PredicateBase):
     """Passes the rows that another predicate does not pass.
 
-    predicate: the other one.
+    predicate: the other predicate.
     """
 
     def __init__(self, predicate: PredicateBase) -> None:
-        """Keep the other predicate. Raises ValueError for an object without a predicate's methods."""
+        """Store the other predicate. Raises ValueError for an object without a predicate's methods."""
         self._predicate = checked(predicate)
 
     def get_fields(self) -> set[str]:
@@ -156,22 +156,22 @@ class in_negate(PredicateBase):
         return fields_of(self._predicate)
 
     def do_include(self, values: Mapping[str, Any]) -> bool:
-        """Return the opposite of what the other predicate says."""
+        """Return the opposite of the other predicate's result."""
         return not self._predicate.do_include(values)
 
 
 class in_reduce(PredicateBase):
-    """Passes rows by what several predicates say of them.
+    """Passes rows according to the combined results of several predicates.
 
-    predicate_list: the predicates, each of which is asked. reduce_func: makes one answer of the list of theirs, as `all` and
+    predicate_list: the predicates, all of which are called. reduce_func: reduces the list of their results to one, as `all` and
     `any` do.
     """
 
     def __init__(self, predicate_list: Sequence[PredicateBase], reduce_func: Callable[[list[bool]], Any]) -> None:
-        """Keep the predicates and the function, none of which is called before rows are read.
+        """Store the predicates and the function, none of which is called before rows are read.
 
         Raises ValueError for an empty list and for an object without a predicate's methods, and TypeError for a function that
-        cannot be called.
+        is not callable.
         """
         if not predicate_list:
             raise ValueError("predicate_list must have at least one predicate")
@@ -185,23 +185,25 @@ class in_reduce(PredicateBase):
         return set().union(*map(fields_of, self._predicates))
 
     def do_include(self, values: Mapping[str, Any]) -> bool:
-        """Return what the function makes of the predicates' answers."""
+        """Return the function's result for the predicates' results."""
         return bool(self._reduce([predicate.do_include(values) for predicate in self._predicates]))
 
 
 class in_pseudorandom_split(PredicateBase):
-    """Passes one part of a random split, which is the same each time and everywhere, for it depends on one column alone.
+    """Passes one subset of a random split that is always the same, because it depends on the values of one column alone.
 
-    Rows of equal values are in the same part, so a column that tells groups apart (patients, days) keeps them together.
+    Rows with equal values are in the same subset, so a column of group ids (patients, days) keeps groups together.
 
-    fraction_list: the part of the values that each subset has, about; what is missing to 1 is in none. subset_index: which
-    subset, from 0. predicate_field: the name of the column, the MD5 of whose value as a string decides.
+    fraction_list: the approximate fraction of the values in each subset; if they add up to less than 1, the rest is in no
+    subset. subset_index: which subset passes, from 0. predicate_field: the name of the column. The MD5 of its value as a string
+    decides.
     """
 
     def __init__(self, fraction_list: Sequence[float], subset_index: int, predicate_field: str) -> None:
-        """Work out which part of all hashes the subset has.
+        """Compute the subset's range of hashes.
 
-        Raises ValueError for fractions that are no parts of 1, for a number that no subset has, and for a column that is no name.
+        Raises ValueError for fractions that are not parts of 1, for an index without a subset, and for a column that is not a
+        name.
         """
         edges = list(itertools.accumulate(fraction_list, initial=0))
         if not (min(fraction_list, default=-1) >= 0 and edges[-1] <= 1 + 1e-9):  # NaN is neither
@@ -219,14 +221,14 @@ class in_pseudorandom_split(PredicateBase):
         return {self._field}
 
     def do_include(self, values: Mapping[str, Any]) -> bool:
-        """Return whether the hash of the value is in this subset's part of all hashes."""
+        """Return whether the hash of the value is in this subset's range."""
         text = str(values[self._field]).encode()
         bucket = int(hashlib.md5(text, usedforsecurity=False).hexdigest(), 16) % sys.maxsize
         return self._low <= bucket < self._high
 
 
 def checked(predicate: PredicateBase) -> PredicateBase:
-    """Return a predicate, ours, Petastorm's or a user's. Raises ValueError for anything else."""
+    """Return a predicate: ours, Petastorm's or a user's. Raises ValueError for anything else."""
     methods = (getattr(predicate, name, None) for name in ("get_fields", "do_include"))
     if isinstance(predicate, type) or not all(map(callable, methods)):
         raise ValueError(
@@ -236,7 +238,7 @@ def checked(predicate: PredicateBase) -> PredicateBase:
 
 
 def fields_of(predicate: PredicateBase) -> set[str]:
-    """Return the columns that a predicate looks at. Raises ValueError where it does not name them as it should."""
+    """Return the columns that a predicate uses. Raises ValueError if it does not name them properly."""
     found: object = predicate.get_fields()
     names = found if isinstance(found, Iterable) and not isinstance(found, (str, bytes)) else [None]
     fields = set(names)
@@ -248,7 +250,7 @@ def fields_of(predicate: PredicateBase) -> set[str]:
 
 
 def _as_timestamp(value: Any) -> Any:
-    """Return a time or date as the values of a column of timestamps are, in nanoseconds, and anything else as it is."""
+    """Return a time or date in nanoseconds, like the values of a timestamp column, and anything else unchanged."""
     if isinstance(value, np.datetime64):
         time = value  # before NumPy 2, equal times of different units have different hashes
     elif type(value) not in (date, datetime):
@@ -260,12 +262,12 @@ def _as_timestamp(value: Any) -> Any:
     else:
         time = np.datetime64(value, "us")
     found = time.astype("M8[ns]")
-    # NumPy wraps around beyond the years that nanoseconds reach, where no timestamp is equal.
+    # NumPy wraps around beyond the range of nanoseconds, where no timestamp can be equal.
     return found if found.astype(time.dtype) == time else value
 
 
 def _sort_key(value: object) -> tuple[str, str]:
-    """Return what any two values can be sorted by, alike in all processes."""
+    """Return a key by which any two values can be sorted, equally in all processes."""
     return type(value).__name__, repr(value)
 
 

@@ -1,4 +1,4 @@
-"""The random number generators of a process: those of Python, of NumPy, and of torch on the CPU and on each GPU."""
+"""The random number generators of a process: Python's, NumPy's, and torch's on the CPU and on each GPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-# The states of Python's and NumPy's generators, in their own formats, of torch's on the CPU, and of torch's on each GPU.
+# The states of Python's and NumPy's generators, in their own formats, then torch's on the CPU and on each GPU.
 RandomStates = tuple[Any, Any, torch.Tensor, list[torch.Tensor] | None]
 
 
@@ -32,14 +32,14 @@ def set_random_states(states: RandomStates) -> None:
 
 
 def seed_all(numbers: Sequence[int]) -> None:
-    """Seed all generators by some whole numbers from 0 on, such as a seed, an epoch and the number of a row."""
-    # NumPy's SeedSequence takes longer than all that is seeded here together.
+    """Seed all generators from non-negative integers, such as a seed, an epoch and a row number."""
+    # NumPy's SeedSequence would take longer than all the seeding below.
     python, numeric, seed = struct.unpack(
         "<QIQ", hashlib.blake2b(repr([*map(int, numbers)]).encode(), digest_size=20).digest()
     )
     random.seed(python)
     np.random.seed(numeric)
-    # Torch's manual_seed formats the stack for each kind of device that has not been started yet, which takes a millisecond.
+    # torch.manual_seed takes a millisecond, because it formats the stack for each kind of device that is not initialized yet.
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(seed)

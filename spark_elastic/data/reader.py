@@ -1,4 +1,4 @@
-"""Reads ahead of the consumer, on one thread, and hands over blocks of ready batches."""
+"""Reads ahead of the consumer on one thread, and hands over blocks of ready batches."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _BLOCK_ROWS = 16_384
 
 @dataclass(frozen=True, slots=True)
 class ReadyBatch:
-    """The batch of one step on this rank. ticket_sum: the sum over the tickets of its rows that count."""
+    """This rank's batch of one step. ticket_sum: the sum of the tickets of those rows that count."""
 
     step: Step
     ticket_sum: int
@@ -39,8 +39,8 @@ class ReadyBatch:
 class BlockBuilder:
     """Gathers a rank's rows of a few steps at a time into tensors. Blocks on reading; raises DataError.
 
-    jagged: the columns of lists that always become jagged tensors. Other lists become dense ones in a batch where all are of one
-    length, unless `in_shards`: then they have to be, since batches hold other rows in another world.
+    jagged: the list columns that always become jagged tensors. Other lists become dense tensors in a batch where all have one
+    length. With `in_shards` they must have one length, because batches hold different rows in another world.
     """
 
     def __init__(self, store: WindowStore, *, jagged: frozenset[str], pinned: bool, in_shards: bool = False) -> None:
@@ -103,7 +103,7 @@ class BlockBuilder:
 
 
 def lanes_ahead(order: EpochOrder, tracker: RowGroupTracker) -> set[int]:
-    """Return the lanes that the rank draws from in its next round through all lanes."""
+    """Return the lanes from which the rank draws in its next round through all lanes."""
     batch = max(1, tracker.plan.batch(tracker.size))
     steps = tracker.upcoming(tracker.position, 2 + 2 * order.spec.lanes // batch)
     return set(np.unique(draw(order, steps, tracker.rank).lanes).tolist()) if steps else set()
@@ -120,8 +120,8 @@ class ReadAhead:
     """Deliveries from the tracker's position to the end of the epoch, read ahead by a thread.
 
     It works in blocks of half of `prefetch` steps (or `_BLOCK_ROWS` rows): one is being built and one is ready while the
-    consumer uses up another. A context manager that iterates: the thread starts on entry and is joined on exit, with a
-    deadline, after which it is left to die with the process. An error of the thread is raised to the consumer, in its turn.
+    consumer uses up another. This is a context manager and an iterator. The thread starts on entry and is joined on exit, with
+    a deadline, after which it is left to die with the process. The thread's errors are raised in the consumer, in their turn.
     """
 
     def __init__(self, builder: Builder, tracker: RowGroupTracker, prefetch: int) -> None:
@@ -140,7 +140,7 @@ class ReadAhead:
 
     @property
     def abandoned(self) -> bool:
-        """Whether the thread was still running after the deadline: what it holds must not be used again."""
+        """Whether the thread was still running after the deadline. Its objects must then not be used again."""
         return self._thread is not None and self._thread.is_alive()
 
     def __enter__(self) -> ReadAhead:
@@ -152,7 +152,7 @@ class ReadAhead:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._process != os.getpid():
-            return  # a forked child has this object without its thread, and the lock may be held for ever
+            return  # a forked child has this object without its thread, and the lock may be held forever
         with self._changed:
             self._stopped = True
             self._ready = []
@@ -165,7 +165,7 @@ class ReadAhead:
             yield from block
 
     def _take(self) -> list[ReadyBatch]:
-        """Wait for a block; empty at the end. Raises what ended the thread."""
+        """Wait for a block, which is empty at the end. Raises the thread's error."""
         with self._changed:
             self._changed.wait_for(lambda: self._ready or self._ended or self._stopped)
             if not self._ready and self._failure is not None and not self._stopped:
@@ -180,7 +180,7 @@ class ReadAhead:
             self._produce()
         except DataError as error:
             failure = error
-        except BaseException as error:  # a transform may raise SystemExit, or a panic of a library in Rust
+        except BaseException as error:  # a transform may raise SystemExit, or a Rust library panic
             failure = DataError(f"reading ahead failed: {type(error).__name__}: {error}")
             failure.__cause__ = error
         with contextlib.suppress(RuntimeError), self._changed:

@@ -1,4 +1,4 @@
-"""What the arguments of Petastorm's `make_reader` and `make_batch_reader` are as arguments of a `ParquetLoader`."""
+"""Translates the arguments of Petastorm's `make_reader` and `make_batch_reader` to those of a `ParquetLoader`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ _REFUSED = {
     "inmemory_cache_all": "each epoch reads the dataset; cache_type='local-disk' keeps what was decoded",
     "rows_capacity": "the dataset need not fit in memory; filters= and predicate= choose rows",
 }
-# Of Petastorm's workers and caches: options of engine="petastorm". None of them changes which rows there are.
+# Arguments of Petastorm's workers and caches, which become options of engine="petastorm". None of them changes which rows are
+# read.
 _OF_WORKERS = (
     "reader_pool_type",
     "workers_count",
@@ -38,7 +39,7 @@ _WITHOUT_MEANING = ("pyarrow_serialize", "shard_seed", "convert_early_to_numpy")
 
 
 def dataset_of(dataset_url: Urls | None, arguments: dict[str, Any]) -> Urls:
-    """Return what a reader is to read, taking it out of its arguments. Raises ValueError where it is given never or twice."""
+    """Remove a reader's URL from its arguments and return it. Raises ValueError if it is missing or given twice."""
     given = [url for url in (dataset_url, arguments.pop("dataset_url_or_urls", None)) if url is not None]
     if len(given) != 1:
         raise ValueError("give the dataset's URL once, as dataset_url= or dataset_url_or_urls=")
@@ -47,7 +48,7 @@ def dataset_of(dataset_url: Urls | None, arguments: dict[str, Any]) -> Urls:
 
 
 def loader_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a `ParquetLoader` for those of a reader; what readers do not have stays as it is.
+    """Return the arguments of a `ParquetLoader` for those of a reader. Arguments that readers do not have stay unchanged.
 
     Raises ValueError for what a loader does not do, saying what it does instead.
     """
@@ -82,14 +83,14 @@ def _columns(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _ngram(theirs: Any) -> NGram:
-    """Return our NGram for Petastorm's."""
+    """Return our equivalent of Petastorm's NGram."""
     fields = {offset: [_column(field) for field in columns] for offset, columns in theirs.fields.items()}
     timestamp = theirs._timestamp_field
     return NGram(fields, theirs.delta_threshold, getattr(timestamp, "name", timestamp), theirs.timestamp_overlap)
 
 
 def _column(field: Any) -> str | re.Pattern[str]:
-    """Return the name of a UnischemaField; a string is a pattern in Petastorm."""
+    """Return the name of a UnischemaField. A string is a pattern, as in Petastorm."""
     return re.compile(field) if isinstance(field, str) else getattr(field, "name", field)
 
 
@@ -113,7 +114,7 @@ def _shard(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _engine(given: dict[str, Any]) -> dict[str, Any]:
-    """Read by Petastorm's workers where a TransformSpec or a cache needs them, or where they are asked for."""
+    """Choose Petastorm's workers if a TransformSpec or a cache needs them, or if they are requested."""
     options = {name: given.pop(name) for name in _OF_WORKERS if name in given}
     spec = given.pop("transform_spec", None)
     dropped = [name for name in _WITHOUT_MEANING if given.pop(name, None)]

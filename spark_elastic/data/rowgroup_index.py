@@ -1,7 +1,7 @@
-"""Reads the index of row groups that Petastorm's `build_rowgroup_index` leaves in a dataset, without Petastorm.
+"""Reads the index of row groups that Petastorm's `build_rowgroup_index` stores in a dataset, without Petastorm.
 
-It is a pickle, which is taken apart as that of a Unischema is: only the names that an index is made of are admitted, and
-stand-ins are built of them.
+It is a pickle, and is read like that of a Unischema: only the names that occur in an index are admitted, and stand-ins are
+built for them.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from spark_elastic.errors import DataError
 INDEX_KEY = b"dataset-toolkit.rowgroups_index.v1"
 _PER_FILE_KEY = b"dataset-toolkit.num_row_groups_per_file.v1"
 _INDEXERS = ("SingleFieldIndexer", "FieldNotNullIndexer")
-# The kinds of NumPy's dtypes that index values have: numbers, text and bytes. Their bytes are no pointers.
+# The NumPy dtypes of index values: numbers, text and bytes. Their bytes contain no pointers.
 _KINDS = re.compile(r"[biufSU]\d*")
 
 
 class _Sealed(type):
-    """A class whose attributes no pickle can set, which would change what later indexes are read by."""
+    """A class whose attributes no pickle can set: that would change how later indexes are read."""
 
     def __setattr__(cls, name: str, value: object) -> None:
         raise pickle.UnpicklingError(f"it sets {cls.__name__}.{name}")
 
 
 class _Index(metaclass=_Sealed):
-    """Has what selectors ask of one of Petastorm's indexers."""
+    """One of Petastorm's indexers, as far as selectors use it."""
 
-    # By value, or, where the index is of what is not null, of all values together.
+    # Row groups by value, or, for an index of non-null values, those of all values together.
     _index_data: dict[object, set[int]] | set[int]
 
     def __setstate__(self, state: Any) -> None:
@@ -50,7 +50,7 @@ class _Index(metaclass=_Sealed):
 
     @property
     def indexed_values(self) -> list[object]:
-        """The values; an index of what is not null has none."""
+        """The values. An index of non-null values has none."""
         return list(self._index_data) if isinstance(self._index_data, dict) else []
 
     def get_row_group_indexes(self, value_key: object = None) -> set[int]:
@@ -60,7 +60,7 @@ class _Index(metaclass=_Sealed):
 
     @property
     def numbers(self) -> set[int]:
-        """The numbers of all row groups in the index. Raises ValueError where it is no index."""
+        """The numbers of all row groups in the index. Raises ValueError if this is not an index."""
         data = self.__dict__.get("_index_data")
         numbers = set[int]()
         for found in data.values() if isinstance(data, dict) else [data]:
@@ -71,7 +71,7 @@ class _Index(metaclass=_Sealed):
 
 
 class _Dtype(metaclass=_Sealed):
-    """Stands for a NumPy dtype, of which only the type and its byte order are taken."""
+    """Stands for a NumPy dtype. Only the type and its byte order are used."""
 
     def __init__(self, kind: object, *flags: object) -> None:
         self.kind, self.is_swapped = kind, False
@@ -81,7 +81,7 @@ class _Dtype(metaclass=_Sealed):
 
 
 def _scalar(dtype: object, data: object) -> object:
-    """Stand in for NumPy's function that makes a scalar of its bytes."""
+    """Stand in for NumPy's function that makes a scalar from bytes."""
     if type(dtype) is not _Dtype or not isinstance(data, (bytes, str)):
         raise pickle.UnpicklingError("it has a value that is no scalar")
     if not isinstance(dtype.kind, str) or _KINDS.fullmatch(dtype.kind) is None:
@@ -92,14 +92,14 @@ def _scalar(dtype: object, data: object) -> object:
 
 
 def _encode(text: object, encoding: object) -> bytes:
-    """Stand in for the codec by which old pickles hold bytes."""
+    """Stand in for the codec by which old pickles encode bytes."""
     if not isinstance(text, str) or encoding != "latin1":
         raise pickle.UnpicklingError(f"it is encoded by {encoding!r}")
     return text.encode("latin1")
 
 
 def _empty() -> bytes:
-    """Stand in for ``bytes``, by which old pickles have the empty ones."""
+    """Stand in for ``bytes``, by which old pickles make empty bytes."""
     return b""
 
 
@@ -110,7 +110,7 @@ def _reconstruct(kind: type, base: type, state: object) -> object:
     return _Index()
 
 
-# What values and their containers are pickled by, in the releases of NumPy and Python that have written indexes.
+# The functions and classes in pickles of values and containers, for the releases of NumPy and Python that have written indexes.
 _STAND_INS: dict[tuple[str, str], object] = {
     ("collections", "defaultdict"): collections.defaultdict,
     ("builtins", "set"): set,
@@ -144,7 +144,7 @@ class _Unpickler(pickle.Unpickler):
 def read_indexes(pickled: bytes) -> dict[str, _Index]:
     """Return the indexes by their names. Raises DataError for anything else, before any of it is run."""
     try:
-        # Python 2 has pickled the bytes of values as its text.
+        # Python 2 pickled the bytes of values as its text.
         found = _Unpickler(io.BytesIO(pickled), encoding="latin1").load()
         if not all(type(name) is str and type(index) is _Index for name, index in found.items()):
             raise ValueError("it is no dict of indexers")
@@ -156,7 +156,7 @@ def read_indexes(pickled: bytes) -> dict[str, _Index]:
 
 
 class Selection:
-    """The row groups of a dataset that a selector selects. Raises ValueError for what is no selector, or has too many URLs."""
+    """The row groups that a selector selects. Raises ValueError if it is not a selector, or the dataset has several URLs."""
 
     def __init__(self, manifest: Manifest, locations: Sequence[Location], selector: RowGroupSelectorBase) -> None:
         methods = ("get_index_names", "select_row_groups")
@@ -168,13 +168,13 @@ class Selection:
 
     @property
     def key(self) -> str | None:
-        """Names the selector, alike in all processes; None for what cannot be pickled."""
+        """Identifies the selector, equally in all processes; None if it cannot be pickled."""
         return key_of(self._selector)
 
     def find(self) -> bytes:
-        """Read the index, and return the numbers of the row groups that are selected, int64 in ascending order.
+        """Read the index, and return the numbers of the selected row groups, int64 in ascending order.
 
-        Raises DataError where there is no index, or it is of other files, and ValueError where it is another than is asked for.
+        Raises DataError if there is no index, or it describes other files, and ValueError if the requested index is not there.
         """
         stored, name = read_common_metadata(self._location), self._manifest.name
         if INDEX_KEY not in stored:
@@ -196,15 +196,15 @@ class Selection:
         return np.array(numbers, "<i8").tobytes()
 
     def of(self, numbers: bytes) -> Manifest:
-        """Return the manifest of the row groups that `find` has found, here or in another process."""
+        """Return the manifest of the row groups that `find` found, in this or another process."""
         groups = tuple(self._manifest.row_groups[number] for number in np.frombuffer(numbers, "<i8"))
         return dataclasses.replace(self._manifest, row_groups=groups, dataset=self._manifest)
 
     def _check_files(self, stored: Mapping[bytes, bytes], indexes: Mapping[str, _Index]) -> None:
-        """Raise DataError if the dataset has other row groups than its index, as far as that shows: numbers would mean others.
+        """Raise DataError if the index was detectably built for other row groups, so that its numbers would mean others.
 
-        An index names no files. What shows is that there are other files than Petastorm has counted, or fewer row groups. Warns
-        of row groups at the end that no index has, as there are once files were added, and where they hold nulls only.
+        An index names no files. Detectable are other files than Petastorm has counted, and fewer row groups. Warns of row
+        groups at the end that are in no index: those of added files, and those that hold only nulls.
         """
         found = collections.Counter(group.path for group in self._manifest)
         try:

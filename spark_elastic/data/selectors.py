@@ -1,8 +1,8 @@
-"""Row-group selectors: which row groups are read at all, by an index that Petastorm's `build_rowgroup_index` has left.
+"""Row-group selectors choose the row groups to read, by an index that Petastorm's `build_rowgroup_index` has stored.
 
-`ParquetLoader(rowgroup_selector=…)` takes these, which have the names and arguments of Petastorm's, and Petastorm's own. Of a row
-group that is selected all rows are read. Where no index is to be kept up to date, `filters=` skips row groups by the statistics
-that Parquet has of them.
+`ParquetLoader(rowgroup_selector=…)` takes these, which have the names and arguments of Petastorm's, and Petastorm's own. All
+rows of a selected row group are read. To avoid maintaining an index, use `filters=`, which skips row groups by their Parquet
+statistics.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ __all__ = ["IntersectIndexSelector", "RowGroupSelectorBase", "SingleIndexSelecto
 
 
 class RowGroupIndex(Protocol):
-    """One index of a dataset: in which row groups each value of a field is, or in which ones the field is not always null."""
+    """One index of a dataset: the row groups of each value of a field, or those in which the field is not always null."""
 
     @property
     def indexed_values(self) -> Sequence[object]:
-        """The values that are in the index."""
+        """The values in the index."""
         ...
 
     def get_row_group_indexes(self, value_key: object = None) -> set[int]:
-        """Return the numbers of the row groups that have the value, counted in the order of the files' paths."""
+        """Return the numbers of the row groups that have the value, numbered in the order of the files' paths."""
         ...
 
 
 class RowGroupSelectorBase(ABC):
-    """A choice of row groups. Subclasses are selectors, as is any object with these two methods."""
+    """Base class for selectors of row groups. Any object with these two methods is a selector, too."""
 
     @abstractmethod
     def get_index_names(self) -> Sequence[str]:
-        """Return the names of the indexes that `select_row_groups` looks at."""
+        """Return the names of the indexes that `select_row_groups` uses."""
 
     @abstractmethod
     def select_row_groups(self, index_dict: Mapping[str, RowGroupIndex]) -> set[int]:
@@ -40,13 +40,13 @@ class RowGroupSelectorBase(ABC):
 
 
 class SingleIndexSelector(RowGroupSelectorBase):
-    """Selects row groups that have any of some values.
+    """Selects row groups that have any of the given values.
 
-    index_name: the name that the index was built under. values_list: the values, of the type that the field has.
+    index_name: the name of the index. values_list: the values, of the field's type.
     """
 
     def __init__(self, index_name: str, values_list: Iterable[object]) -> None:
-        """Keep both. Raises ValueError for one string in the place of several values."""
+        """Store both. Raises ValueError for a single string in place of several values."""
         if isinstance(values_list, str):
             raise ValueError(f"values_list must be several values, not the string {values_list!r}")
         self._index_name = index_name
@@ -63,10 +63,10 @@ class SingleIndexSelector(RowGroupSelectorBase):
 
 
 class _SeveralSelectors(RowGroupSelectorBase):
-    """Base of what several selectors make together."""
+    """Base class for combinations of selectors."""
 
     def __init__(self, single_index_selectors: Sequence[RowGroupSelectorBase]) -> None:
-        """Keep the selectors. Raises ValueError where there are none."""
+        """Store the selectors. Raises ValueError if there are none."""
         self._selectors = list(single_index_selectors)
         if not self._selectors:
             raise ValueError(f"{type(self).__name__} needs at least one selector")
@@ -77,22 +77,22 @@ class _SeveralSelectors(RowGroupSelectorBase):
 
 
 class IntersectIndexSelector(_SeveralSelectors):
-    """Selects row groups that each of several selectors selects.
+    """Selects the row groups that all of several selectors select.
 
     single_index_selectors: the selectors, at least one.
     """
 
     def select_row_groups(self, index_dict: Mapping[str, RowGroupIndex]) -> set[int]:
-        """Return what all select."""
+        """Return the row groups that all selectors select."""
         return set.intersection(*(selector.select_row_groups(index_dict) for selector in self._selectors))
 
 
 class UnionIndexSelector(_SeveralSelectors):
-    """Selects row groups that at least one of several selectors selects.
+    """Selects the row groups that at least one of several selectors selects.
 
     single_index_selectors: the selectors, at least one.
     """
 
     def select_row_groups(self, index_dict: Mapping[str, RowGroupIndex]) -> set[int]:
-        """Return what any selects."""
+        """Return the row groups that any selector selects."""
         return set.union(*(selector.select_row_groups(index_dict) for selector in self._selectors))

@@ -1,4 +1,4 @@
-"""Shards of a global batch: which rows each has, and which rank computes it.
+"""Shards of a global batch: the rows of each, and the rank that computes it.
 
 A loader with ``shards=V`` cuts every global batch at v * rows // V, whatever the world, and gives each rank whole shards.
 Therefore the result of a shard does not depend on the number of workers; `worker/shards` adds up the results in an order that
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 
 def shards_of(shards: int, rank: int, size: int, shares: tuple[int, ...] = ()) -> range:
-    """Return the shards that a rank computes: consecutive ones.
+    """Return the consecutive shards that a rank computes.
 
-    shares: how many each rank computes; empty for numbers that differ by 1 at most.
+    shares: how many shards each rank computes; empty for numbers that differ by at most 1.
     """
     if shares:
         first = sum(shares[:rank])
@@ -23,7 +23,7 @@ def shards_of(shards: int, rank: int, size: int, shares: tuple[int, ...] = ()) -
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One shard on the rank that computes it: its rows there, from 0, and its share of the rows of the global batch."""
+    """One shard on the rank that computes it: its rows there, counted from 0, and its share of the global batch's rows."""
 
     shard: int
     start: int
@@ -33,7 +33,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How a global batch is cut. ``place`` (seed, epoch, first row) is what tells the batch from all others of a training.
+    """How a global batch is cut. ``place`` (seed, epoch, first row) distinguishes the batch from all others of a training run.
 
     ``is_divided``: whether the loader delivers the batch as a list of parts; if not, its tensors have yet to be cut.
     ``shares``: how many shards each rank computes; empty for even shares.
@@ -51,12 +51,12 @@ class Cut:
 
     @property
     def largest(self) -> int:
-        """How many rows the largest shard has."""
+        """The number of rows of the largest shard."""
         return -(-self.rows // self.shards)
 
     @property
     def shard_rows(self) -> list[int]:
-        """How many rows each shard has."""
+        """The number of rows of each shard."""
         return [self._bound(shard + 1) - self._bound(shard) for shard in range(self.shards)]
 
     def rank_rows(self, size: int) -> tuple[int, ...]:
@@ -65,10 +65,10 @@ class Cut:
         return tuple(self._bound(mine.stop) - self._bound(mine.start) for mine in ranges)
 
     def parts(self, rank: int, size: int) -> list[Part]:
-        """Return the shards that have rows and that this rank computes.
+        """Return the non-empty shards that this rank computes.
 
         A rank without rows gets up to two rows of another rank, as a part of weight 0, so that code after the loop can rely on
-        its having run.
+        the loop having run.
         """
         mine = self.shards_of(rank, size)
         first = self._bound(mine.start)

@@ -1,4 +1,4 @@
-"""Opens a manifest's files, makes sure that they are still the listed ones, and reads Arrow batches from them."""
+"""Opens a manifest's files, verifies that they are unchanged, and reads Arrow batches from them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Source:
         self.close()
 
     def close(self) -> None:
-        """Close all files. Iterators that are still open must not be used any more."""
+        """Close all files. Open iterators must not be used any more."""
         while self._open:
             _, (file, handle) = self._open.popitem()
             with contextlib.suppress(pa.ArrowException, OSError):
@@ -45,20 +45,20 @@ class Source:
 
     @contextlib.contextmanager
     def naming(self, group: int) -> Iterator[None]:
-        """Turn failures to read into a DataError that names the file and row group."""
+        """Turn read failures into a DataError that names the file and row group."""
         try:
             yield
         except FileNotFoundError as failure:
             raise DataError(f"{self._where(group)}: the file is gone since the dataset was listed") from failure
         except DataError:
             raise
-        except Exception as failure:  # drivers of object stores have errors of their own
+        except Exception as failure:  # drivers of object stores raise their own errors
             raise DataError(f"{self._where(group)} cannot be read: {failure}") from failure
 
     def batches(self, group: int, columns: list[str], chunk: int) -> Iterator[pa.RecordBatch]:
         """Yield a row group's batches of `chunk` rows, partition columns included, decoded page by page.
 
-        columns: names among the files' and the partitions'. Raises DataError where the file is gone, changed or broken.
+        columns: names among the files' and the partitions' columns. Raises DataError if the file is gone, changed or broken.
         """
         entry = self.manifest.row_groups[group]
         types = self.manifest.partition_types
@@ -74,7 +74,7 @@ class Source:
             raise DataError(f"{self._where(group)} has {read} rows, {entry.rows} were listed")
 
     def check(self, group: int) -> None:
-        """Make sure that a row group's file is still the listed one. Raises DataError."""
+        """Verify that a row group's file is still the listed one. Raises DataError if not."""
         with self.naming(group):
             self._file(group)
 
@@ -95,7 +95,7 @@ class Source:
         listed = self.manifest.file_of[key]
         location = self.locations[entry.root]
         full = location.join(entry.path)
-        # Never memory-mapped: a file that is cut off while it is read must raise, not kill the process (SIGBUS).
+        # Never memory-mapped: a file that is truncated while it is read must raise, not kill the process (SIGBUS).
         handle = location.filesystem.open_input_file(full)
         footer = read_footer(handle)
         if footer.size != listed.size or footer.digest != listed.footer:

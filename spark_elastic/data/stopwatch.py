@@ -1,7 +1,7 @@
-"""Stopwatch: how long this rank needs for its share of a step, without the time in which it waits for other ranks, and with it.
+"""Stopwatch: times this rank's share of a step, both without and with the time that it waits for other ranks.
 
-A step is timed from where its batch is asked for, so that reading counts, to where its gradients are computed and ranks begin to
-wait for each other; its period ends where the next batch is asked for.
+A step is timed from the request for its batch, so that reading counts, until its gradients are computed and ranks begin to wait
+for each other. Its period ends with the request for the next batch.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-# How many steps, and how many seconds, have to be timed before the median is meaningful, because single steps differ by chance.
+# How many steps and seconds have to be timed before the median is meaningful, because single steps vary by chance.
 LEAST_STEPS = 8
 LEAST_SECONDS = 1.0
-# As long as some rank has none to tell, steps are kept, but no more than these, the newest.
+# While some rank has too few steps, the others keep theirs, but at most this many, the newest.
 MOST_STEPS = 1000
 
 # The stopwatches that are timing a step at present.
@@ -36,13 +36,13 @@ class Stopwatch:
         self.drop()
 
     def drop(self) -> None:
-        """Leave out the step under way, which is not like others."""
+        """Discard the current step, because it is not representative."""
         self._started_at: float | None = None
         self._stopped_at: float | None = None
         _running.discard(self)
 
     def start(self) -> None:
-        """Note that a batch is asked for. The step before it ends here, and counts if it has had gradients."""
+        """Note that a batch is requested. The previous step ends here, and counts if it had gradients."""
         now = self._clock()
         if self._started_at is not None:
             self._periods.append(now - self._started_at)
@@ -52,11 +52,11 @@ class Stopwatch:
         _running.add(self)
 
     def stop(self) -> None:
-        """Note that gradients are computed. In a step that computes gradients several times the last time counts."""
+        """Note that gradients are computed. If a step computes gradients several times, the last time counts."""
         self._stopped_at = self._clock()
 
     def microseconds(self) -> int:
-        """Return the median of the steps since ``clear``, at least 1; 0 as long as there are too few."""
+        """Return the median of the steps since ``clear``, at least 1; 0 while there are too few."""
         if not self._are_enough(self._steps):
             return 0
         return max(1, round(statistics.median(self._steps) * 1e6))
@@ -64,7 +64,7 @@ class Stopwatch:
     def period(self) -> int:
         """Return the mean of the microseconds from one batch to the next since ``clear``, at least 1; 0 if there are too few.
 
-        It includes what ranks wait for each other, and steps without an optimizer's step, of which a median may know nothing.
+        It includes the time that ranks wait for each other, and steps without an optimizer's step, which a median might ignore.
         """
         if not self._are_enough(self._periods):
             return 0
@@ -75,6 +75,6 @@ class Stopwatch:
 
 
 def note_gradients() -> None:
-    """Note for the loaders that are timed in this process that gradients are computed."""
+    """Tell all running stopwatches of this process that gradients are computed."""
     for stopwatch in _running:
         stopwatch.stop()

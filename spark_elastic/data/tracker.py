@@ -1,9 +1,9 @@
-"""Knows which rows of an epoch have been processed, which rank gets the rest, and whether all ranks agree on that.
+"""Tracks which rows of an epoch have been processed, which rank gets the rest, and whether all ranks agree on that.
 
-Because rows are consumed in one order that does not depend on the world, (epoch, position) says what has been processed: two
-integers for a billion rows. A reset needs no negotiation, because each rank computes its new share from the position. What the
-ranks exchange at commits serves not to know the position but to prove it: each rank reports how many rows it really
-delivered and the sum of their tickets, and all ranks check that the reports add up to what the steps held.
+Rows are consumed in one order that does not depend on the world, so (epoch, position) determines what has been processed: two
+integers for a billion rows. A reset needs no negotiation, because each rank computes its new share from the position. The
+ranks' exchange at commits does not find the position, but proves it: each rank reports how many rows it really delivered and
+the sum of their tickets, and all ranks check that the reports add up to what the steps held.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Report = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A row group that is not done: its index in the manifest, how many of its rows are processed, and how many it has."""
+    """An unfinished row group: its index in the manifest, its number of processed rows, and its number of rows."""
 
     group: int
     processed: int
@@ -35,7 +35,7 @@ class Pending:
 
 @dataclass(slots=True)
 class _Interval:
-    """What was delivered here, and what all ranks together should have delivered, since the last report."""
+    """The rows delivered here, and those that all ranks together should have delivered, since the last report."""
 
     delivered_rows: int = 0
     delivered_tickets: int = 0
@@ -53,7 +53,7 @@ class RowGroupTracker:
         self.plan = plan
         self.total = int(self.rows.sum())
         self.rank, self.size = 0, 1
-        # The units of a full global batch, rows or shards, that each rank takes, in rank order; empty for even shares.
+        # Each rank's units (rows or shards) of a full global batch, in rank order; empty for even shares.
         self.shares: tuple[int, ...] = ()
         self.epoch, self.position = 0, 0
         self._order: EpochOrder | None = None
@@ -69,7 +69,7 @@ class RowGroupTracker:
 
     @property
     def left(self) -> int:
-        """Rows of the epoch not yet delivered, those that drop_last will drop included."""
+        """Rows of the epoch not yet delivered, including those that drop_last will drop."""
         return self.total - self.position
 
     @property
@@ -78,7 +78,7 @@ class RowGroupTracker:
         return self.plan.next_rows(self.left, self.size) == 0
 
     def set_world(self, rank: int, size: int) -> None:
-        """Take a rank in a world. The steps from the present position on are divided anew, evenly; reports start afresh."""
+        """Take a rank in a world. The steps from the present position on are divided again, evenly; reports start afresh."""
         if not 0 <= rank < size:
             raise ValueError(f"rank={rank} must be from 0 and below size={size}")
         self.rank, self.size, self.shares = rank, size, ()
@@ -86,7 +86,7 @@ class RowGroupTracker:
         self._awaited.clear()
 
     def divide(self, shares: tuple[int, ...]) -> None:
-        """Divide the steps from the present position on by these shares of a full global batch. All ranks have to do so there."""
+        """Divide the steps from here on by these shares of a full global batch. All ranks have to do so at the same position."""
         assert len(shares) == self.size, (shares, self.size)
         assert sum(shares) == self.plan.units, (shares, self.plan)
         self.shares = shares
@@ -111,7 +111,7 @@ class RowGroupTracker:
         return steps
 
     def delivered(self, step: Step, ticket_sum: int) -> None:
-        """Count a step as delivered; `ticket_sum` is that of the rows which this rank really got and which count."""
+        """Count a step as delivered. `ticket_sum` is the sum over the counting rows that this rank actually received."""
         assert step.start == self.position, (step, self.position)
         self.position += step.rows
         interval = self._interval
@@ -123,7 +123,7 @@ class RowGroupTracker:
     def report(self) -> Report:
         """Return (epoch, position, rows delivered here, sum of their tickets), the last two since the last report.
 
-        Each report has to be followed by one `confirm` with the reports that all ranks made at the same commit.
+        Follow each report by one `confirm` with all ranks' reports of the same commit.
         """
         interval, self._interval = self._interval, _Interval()
         expected = (self.epoch, self.position, interval.expected_rows, interval.expected_tickets % _MODULUS)
@@ -131,7 +131,7 @@ class RowGroupTracker:
         return self.epoch, self.position, interval.delivered_rows, interval.delivered_tickets % _MODULUS
 
     def confirm(self, reports: Sequence[Report]) -> None:
-        """Check all ranks' reports of one commit, in rank order; raise DataError where they do not add up."""
+        """Check all ranks' reports of one commit, in rank order. Raises DataError if they do not add up."""
         if not self._awaited:
             return
         epoch, position, rows, tickets = self._awaited.popleft()
@@ -143,7 +143,7 @@ class RowGroupTracker:
                     f"rank {rank} is at epoch {report[0]}, row {report[1]}, rank {self.rank} at epoch {epoch}, "
                     f"row {position}: every rank must take every batch of its loader before each commit"
                 )
-                error.is_final = True  # all ranks find it, and the last to do so must not see a mere loss
+                error.is_final = True  # all ranks find the error, and the last to do so must not see a mere loss
                 raise error
         delivered = sum(report[2] for report in reports)
         if delivered != rows or sum(report[3] for report in reports) % _MODULUS != tickets:
@@ -153,15 +153,15 @@ class RowGroupTracker:
             )
 
     def pending(self) -> list[Pending]:
-        """Return the row groups that still have rows to be processed, partly processed ones included."""
+        """Return the row groups that still have rows to process, including partly processed ones."""
         done = self.order.processed(self.position, len(self.rows))
         open_groups = np.flatnonzero(done < self.rows)
         return [Pending(int(g), int(done[g]), int(self.rows[g])) for g in open_groups]
 
     def assignment(self, rank: int | None = None) -> list[Piece]:
-        """Return what a rank has to read from the present position on, in the order in which its lanes need it.
+        """Return the pieces that a rank has to read from the present position on, in the order in which its lanes need them.
 
-        Where ranks share a lane, both read it. Windows of which all rows are processed are left out.
+        Ranks that share a lane all read it. Windows whose rows are all processed are left out.
         """
         rank = self.rank if rank is None else rank
         order, lanes = self.order, self.spec.lanes

@@ -1,7 +1,7 @@
-"""Reads datasets that Petastorm materialized, without Petastorm: its schema is a pickle, its columns are encoded.
+"""Reads datasets that Petastorm wrote, without Petastorm: their schema is a pickle, their columns are encoded.
 
-The pickle is taken apart by an unpickler that admits only the names which a Unischema is made of, and builds stand-ins
-of them, so that no foreign code runs and neither petastorm nor pyspark is needed.
+The pickle is read by an unpickler that admits only the names that occur in a Unischema, and builds stand-ins for them. So no
+foreign code runs, and neither petastorm nor pyspark is needed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CODECS = ("ScalarCodec", "NdarrayCodec", "CompressedNdarrayCodec", "CompressedI
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field: numpy dtype (None where it is no number), shape with None for free dimensions, codec's name or ""."""
+    """One field: NumPy dtype (None if not a number), shape with None for free dimensions, and the codec's name or ""."""
 
     name: str
     dtype: np.dtype | None
@@ -59,7 +59,7 @@ class _UnischemaField(NamedTuple):
 
 
 class _Type:
-    """A stand-in for a class that is only referred to, such as numpy.int32: known by its name."""
+    """A stand-in for a class that the pickle only refers to by name, such as numpy.int32."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -85,7 +85,7 @@ def _stand_in(name: str) -> type:
     return type(name, (_StandIn,), {})
 
 
-# What makes objects, by the module and name under which pickles have it.
+# Functions that make objects, by their module and name in pickles.
 _FUNCTIONS: dict[tuple[str, str], Callable[..., object]] = {
     ("collections", "OrderedDict"): collections.OrderedDict,
     ("copyreg", "_reconstructor"): _reconstruct,
@@ -148,9 +148,9 @@ def _field(raw: _UnischemaField) -> Field:
 class Decoder:
     """Decodes the columns of a Petastorm dataset, a table at a time.
 
-    Fields of a fixed shape become fixed-shape tensors. Those with free dimensions become lists if they have one
-    dimension; with more, a `transform` gets a struct of `data` (a flat list) and `shape`, and without one all of a
-    dataset's must have the same shape.
+    Fields of a fixed shape become fixed-shape tensors. Fields with one free dimension become lists. With more dimensions, a
+    `transform` gets a struct of `data` (a flat list) and `shape`; without a transform, all arrays of a dataset must have the
+    same shape.
     """
 
     def __init__(self, pickled: bytes, *, transformed: bool = False) -> None:
@@ -158,7 +158,7 @@ class Decoder:
         self._transformed = transformed
 
     def select(self, columns: Columns, stored: Sequence[str]) -> list[str]:
-        """Return the columns to read; see `arrow_engine.select_columns`, whose errors these are."""
+        """Return the columns to read. Raises the same errors as `arrow_engine.select_columns`."""
         known = [name for name in self.fields if name in stored]
 
         def trouble(name: str) -> str:
@@ -171,7 +171,7 @@ class Decoder:
         )
 
     def row_bytes(self, columns: Sequence[str]) -> float:
-        """Return the bytes of a decoded row, as far as shapes are fixed (free dimensions count 64)."""
+        """Return the size of a decoded row in bytes. A free dimension counts as 64."""
         sizes = [field for name in columns if (field := self.fields[name]).dtype is not None]
         return float(sum(f.dtype.itemsize * np.prod([n or 64 for n in f.shape]) for f in sizes if f.dtype is not None))
 
@@ -247,7 +247,7 @@ def _cast(field: Field, column: pa.Array) -> pa.Array:
 
 
 def _same_headers(field: Field, column: pa.Array) -> np.ndarray | None:
-    """Decode arrays that were saved with one and the same header at once; None where they were not."""
+    """Decode arrays with identical headers all at once; None if the headers differ."""
     if not len(column) or not (pa.types.is_binary(column.type) and column.offset >= 0):
         return None
     offsets = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
@@ -265,7 +265,7 @@ def _same_headers(field: Field, column: pa.Array) -> np.ndarray | None:
 
 
 def _tensors(values: np.ndarray) -> pa.Array:
-    """Return [rows, …] as an Arrow column: numbers, or fixed-shape tensors."""
+    """Return [rows, …] as an Arrow column of numbers or fixed-shape tensors."""
     flat = pa.array(values.reshape(-1))
     if values.ndim == 1:
         return flat

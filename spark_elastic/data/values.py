@@ -1,4 +1,4 @@
-"""The rows of an Arrow table as Python code wants to see them: numbers of NumPy, arrays, strings."""
+"""Converts the rows of an Arrow table to Python values: NumPy numbers, arrays, strings."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from spark_elastic.data.convert import shaped
 
 
 def row_values(table: pa.Table) -> Iterator[dict[str, Any]]:
-    """Yield each row as a dict. A null is None, in a column of fractional numbers NaN; times are datetime64[ns]."""
+    """Yield each row as a dict. A null is None, or NaN in a column of fractional numbers; times are datetime64[ns]."""
     columns = [_values(column.combine_chunks()) for column in table.columns]
     for row in zip(*columns, strict=True):
         yield dict(zip(table.column_names, row, strict=True))
 
 
 def _values(column: pa.Array | pa.ChunkedArray) -> Sequence[Any]:
-    if isinstance(column, pa.ChunkedArray):  # as older releases of pyarrow combine extension types
+    if isinstance(column, pa.ChunkedArray):  # older releases of pyarrow combine extension types to this
         column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
     kind = column.type
     if isinstance(kind, pa.FixedShapeTensorType):
@@ -39,7 +39,7 @@ def _values(column: pa.Array | pa.ChunkedArray) -> Sequence[Any]:
 
 
 def _shaped(item: pa.StructScalar) -> np.ndarray:
-    """Return an array as the `Decoder` of Petastorm's datasets represents those of several shapes."""
+    """Return an array from the struct by which Petastorm's `Decoder` represents arrays of several shapes."""
     values: np.ndarray = item["data"].values.to_numpy(zero_copy_only=False)
     shaped: np.ndarray = values.reshape(item["shape"].as_py())
     return shaped

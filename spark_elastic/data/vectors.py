@@ -12,7 +12,7 @@ _DENSE = 1
 
 
 def is_vector(kind: pa.DataType) -> bool:
-    """Return whether an Arrow type is that of vectors."""
+    """Return whether an Arrow type is that of Spark ML's vectors."""
     if not pa.types.is_struct(kind):
         return False
     types = {field.name: field.type for field in kind}
@@ -20,7 +20,7 @@ def is_vector(kind: pa.DataType) -> bool:
 
 
 def unpack(array: pa.StructArray) -> Ragged:
-    """Return vectors without nulls as lists of float64, the zeros of sparse ones filled in."""
+    """Return vectors without nulls as lists of float64, with the zeros of sparse vectors filled in."""
     kinds, sizes, indices, values = (array.field(name) for name in _FIELDS)
     counts = np.diff(values.offsets.to_numpy())
     is_dense = kinds.to_numpy() == _DENSE

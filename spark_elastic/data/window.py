@@ -1,7 +1,7 @@
-"""The rows that a reader holds: one window for each lane that it reads, side by side in one array for each column.
+"""The rows that a reader holds: one window for each lane that it reads, side by side in one array per column.
 
-With one array for each column, one indexed copy gathers a block of batches, whatever the number of lanes that it draws from. Rows
-are shuffled when their window is read, while they are in the processor's cache, so that a block copies runs of neighbours.
+With one array per column, one indexed copy gathers a block of batches, however many lanes it draws from. Rows are shuffled when
+their window is read, while they are in the processor's cache, so that a block copies runs of neighbours.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SLOTS = 4
 
 @dataclass(slots=True)
 class _Cursor:
-    """Where a lane is being read: the open iterator, its row group, the next row in that, and rows read but not placed."""
+    """The reading position in a lane: the open iterator, its row group, the next row there, and rows read but not placed."""
 
     rows: Iterator[Rows]
     group: int
@@ -38,7 +38,7 @@ class _Lane:
 
 
 class WindowStore:
-    """Holds at most one window a lane: memory for `spec.window` rows times the lanes in use, plus `chunk` rows each.
+    """Holds at most one window per lane: memory for `spec.window` rows times the lanes in use, plus `chunk` rows each.
 
     Not thread-safe: it belongs to the reader thread while there is one. Every window is checked, row by row, against
     the rows that the order assigns to it.
@@ -57,7 +57,7 @@ class WindowStore:
         self._lanes: dict[int, _Lane] = {}
         self._free: list[int] = []
         self._capacity = 0
-        # The columns of all rows, once some have been read; of these the dense ones, and the names of the others.
+        # The names of all columns, once rows have been read, the dense columns, and the names of the others.
         self._names: frozenset[str] | None = None
         self._columns: dict[str, np.ndarray] = {}
         self._ragged: set[str] = set()
@@ -68,17 +68,17 @@ class WindowStore:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the dense columns held."""
+        """The size of the dense columns held."""
         return sum(column.nbytes for column in self._columns.values())
 
     def keep(self, lanes: Iterable[int]) -> None:
-        """Drop the rows of all other lanes, which other ranks read now."""
+        """Drop the rows of all other lanes, which other ranks now read."""
         for lane in self._lanes.keys() - set(lanes):
             self._free.append(self._lanes.pop(lane).slot)
             self.resident[lane] = -1
 
     def load(self, lane: int, window: int) -> None:
-        """Make a lane's window the one held for it, reading it unless it is. Raises DataError."""
+        """Hold this window of the lane, reading it unless it is held already. Raises DataError."""
         if self.resident[lane] == window:
             return
         state = self._lanes.get(lane)
@@ -92,7 +92,7 @@ class WindowStore:
         self._check(parts, lane, window, stop - start)
         given = self.order.window_order(lane, window)
         self._place(state, parts, given)
-        # Each row carries its ticket along, by which the rows delivered are compared with the rows assigned.
+        # Each row carries its ticket, by which the rows delivered are compared with the rows assigned.
         base = state.slot * self._width
         tickets = np.empty(stop - start, np.int64)
         tickets[given] = np.arange(start, stop, dtype=np.int64) * self.order.spec.lanes + lane
@@ -107,7 +107,7 @@ class WindowStore:
     ) -> dict[str, Ragged]:
         """Copy rows of resident windows into rows `at`… of preallocated columns; return those of ragged columns.
 
-        tickets: gets the ticket of each row that was copied, kept beside the row since it was read.
+        tickets: receives the ticket of each copied row, kept beside the row since it was read.
         """
         rows = self._base[lanes] + positions
         stop = at + len(rows)
@@ -122,7 +122,7 @@ class WindowStore:
         return {name: (column.shape[1:], column.dtype) for name, column in self._columns.items()}
 
     def close(self) -> None:
-        """Forget cursors, so that no file stays open; the rows are kept."""
+        """Drop the cursors, so that no file stays open. The rows are kept."""
         for state in self._lanes.values():
             state.cursor = None
 
@@ -255,7 +255,7 @@ class WindowStore:
 
 
 def _arrange(pieces: list[np.ndarray], given: np.ndarray, target: np.ndarray) -> None:
-    """Write rows into ``target`` in the order in which they will be given out."""
+    """Write rows into ``target`` in the order in which they will be delivered."""
     rows = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
     rows.take(given, axis=0, out=target, mode="clip")
 

@@ -28,7 +28,7 @@ class Keeper(ABC):
     name: str
     # The advice in errors about a lost commit.
     remedy = "there is no durable checkpoint (see checkpoint= of run, and commit= and redundancy= of TorchState)"
-    # Whether each commit is waited for before the next step, because there is no earlier commit to go back to.
+    # Whether each commit is awaited before the next step, because there is no earlier commit to go back to.
     is_waited_for = False
     # Whether ranks hold a commit only together. Then no rank begins a commit before all ranks hold the last one.
     is_joint = False
