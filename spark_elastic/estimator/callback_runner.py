@@ -1,4 +1,4 @@
-"""Runs the callbacks of a fit on rank 0, where they live as objects; their pickles are in the state, for a successor."""
+"""Runs the callbacks of a fit on rank 0, which holds the objects. The state has their pickles, for a successor."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ T = TypeVar("T")
 
 
 class CallbackRunner:
-    """The callbacks of a fit. What they decide at the ends of epochs, and errors that they raise there, reach all ranks.
+    """The callbacks of a fit. Their decisions and errors at the ends of epochs reach all ranks.
 
     A callback has any of the methods of ``Callback``.
     """
 
     def __init__(self, plan: TrainingPlan, model: torch.nn.Module) -> None:
         self._plan, self._model = plan, model
-        # The objects of this process, with the bytes that they come from or were pickled to last.
+        # The objects of this process, with the bytes that they were unpickled from or last pickled to.
         self._live: tuple[bytes, list[Any]] = (b"", [])
 
     def begin(self, state: FitState) -> None:
-        """Call ``on_fit_begin``, once in a fit unless the world changes before the first commit."""
+        """Call ``on_fit_begin``: once in a fit, unless the world changes before the first commit."""
         if state.begun == self._plan.fit_id:
             return
         packed: bytes | Exception | None = None
@@ -47,7 +47,7 @@ class CallbackRunner:
         state.callbacks, state.begun = _agreed(packed), self._plan.fit_id
 
     def end_batch(self, state: FitState, sums: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
-        """Call ``on_batch_end`` after a step. sums: that of the losses first, and that of the rows' weights last."""
+        """Call ``on_batch_end`` after a step. sums: the sum of the losses first, the sum of the rows' weights last."""
         if se.rank() != 0 or not (callbacks := self._having(state, "on_batch_end")):
             return
         loss, weight = float(sums[0]), float(sums[-1])
@@ -75,7 +75,7 @@ class CallbackRunner:
         return _agreed(outcome)
 
     def fail(self, state: FitState, error: Exception) -> None:
-        """Call ``on_exception``. Errors in it and in unpickling are logged, and do not hide the one that ends training."""
+        """Call ``on_exception``. Errors in it and in unpickling are logged, so that they do not hide ``error``."""
         try:
             callbacks = self._having(state, "on_exception") if se.rank() == 0 else []
         except NotInWorldError:  # training has failed before its first world, so no rank is 0
@@ -111,7 +111,7 @@ class CallbackRunner:
 
 
 def _does(callback: object, method: str) -> bool:
-    """Whether a callback has a method of its own, so that nothing is got ready for one that does nothing."""
+    """Whether a callback overrides a method, so that nothing is prepared for one that does nothing."""
     found = getattr(callback, method, None)
     return found is not None and getattr(found, "__func__", None) is not getattr(Callback, method)
 
@@ -126,7 +126,7 @@ def _agreed(outcome: T | Exception | None) -> T:
 
 
 def _travelling(error: Exception) -> Exception:
-    """Return an error as it can be sent to the other ranks."""
+    """Return the error, or if it cannot be pickled a RuntimeError with its text, to be sent to the other ranks."""
     try:
         if isinstance(pickle.loads(pickle.dumps(error)), Exception):
             return error

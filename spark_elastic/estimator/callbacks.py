@@ -1,9 +1,9 @@
-"""Callbacks: objects whose methods run on rank 0: where a fit begins, after each step and each epoch, and where it fails.
+"""Callbacks: objects whose methods run on rank 0 when a fit begins, after each step and each epoch, and when it fails.
 
-Callbacks travel by pickle, to the workers, and from rank 0 to all ranks at the beginning and after each epoch: when rank 0 is
-lost, its successor continues with the attributes as they were then, as does rank 0 itself if a rank is lost while an epoch ends.
-Attributes that cannot be pickled (open files, connections) have to be dropped by ``__getstate__``. What is interrupted by a loss
-is repeated, so a callback may see the same epoch twice, and the steps since the last commit.
+Callbacks travel by pickle: to the workers, and from rank 0 to all ranks at the beginning and after each epoch. If rank 0 is
+lost, its successor continues with the attributes as last sent, as does rank 0 itself if a rank is lost while an epoch ends.
+``__getstate__`` has to drop attributes that cannot be pickled (open files, connections). Work that a loss interrupts is
+repeated, so a callback may see an epoch, or the steps since the last commit, twice.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ Metrics = dict[str, Any]
 @saved_as("spark_elastic.estimator")
 @dataclass
 class EpochContext:
-    """What a callback sees.
+    """What a callback sees at the end of an epoch.
 
     Args:
         epoch: the number of the epoch, from 0.
-        metrics: this epoch's entry of the history; numbers that a callback adds stay in it.
-        history: the earlier entries.
+        metrics: this epoch's entry of the history. Numbers that a callback adds stay in it.
+        history: the entries of earlier epochs.
         model: the network, in evaluation mode.
         run_id: the name of the run in the store.
         log_url: the run's folder for logs in the store; None without a store that keeps logs.
@@ -51,7 +51,7 @@ class EpochContext:
         self.stopped = True
 
     def keep_model(self) -> None:
-        """Make the present weights the result of fit, unless the weights of a later epoch are kept."""
+        """Make the current weights the result of fit, unless a later epoch's weights are kept."""
         self.kept = True
 
 
@@ -63,10 +63,10 @@ EpochContext.__init__.__doc__ = (
 @saved_as("spark_elastic.estimator")
 @dataclass(kw_only=True)
 class FitContext:
-    """Where a fit is when it begins, or when an exception ends it.
+    """The position of a fit when it begins, or when an exception ends it.
 
     Args:
-        epoch: the number of the present epoch, from 0; it is higher at the beginning of a fit that goes on with a run.
+        epoch: the number of the current epoch, from 0; higher at the beginning of a fit that continues a run.
         step: the number of the next step in this epoch, from 0.
         model: the network.
         run_id: the name of the run in the store.
@@ -93,12 +93,12 @@ class BatchContext(FitContext):
     Args:
         epoch: the number of the epoch, from 0.
         step: the number of the step in this epoch, from 0.
-        global_step: the number of the step in the run, from 0; a step that is repeated after a loss has the same number again.
+        global_step: the number of the step in the run, from 0. A step that is repeated after a loss keeps its number.
         model: the network, in training mode.
         run_id: the name of the run in the store.
         log_url: the run's folder for logs in the store; None without a store that keeps logs.
-        loss: the mean over the rows of this step on all ranks, weighted if rows have weights; NaN if all weights are 0.
-        learning_rate: that of the optimizer's first group, after a scheduler that steps each step.
+        loss: the mean over this step's rows on all ranks, weighted if rows have weights; NaN if all weights are 0.
+        learning_rate: the rate of the optimizer's first group, after a scheduler that steps each step.
     """
 
     global_step: int
@@ -111,38 +111,38 @@ BatchContext.__init__.__doc__ = (
 )
 
 
-# The methods by which an object is known as a callback.
+# The methods that make an object a callback.
 HOOKS = ("on_epoch_end", "on_fit_begin", "on_batch_end", "on_exception")
 
 
 @saved_as("spark_elastic.estimator")
 class Callback:
-    """A base class for callbacks; any object with one of its methods can serve as one.
+    """A base class for callbacks. Any object with one of its methods can serve as a callback.
 
-    An error that a method raises ends the fit, except one of ``on_exception``, which is logged.
+    An error in a method ends the fit, but errors in ``on_exception`` are logged.
     """
 
     def on_fit_begin(self, ctx: FitContext) -> None:
-        """React to the beginning of a fit, also of one that goes on with a run; not to a reset in the fit.
+        """React to the beginning of a fit, including one that continues a run, but not to a reset within the fit.
 
-        A loss of workers before the first commit begins the fit again, and calls this again.
+        If workers are lost before the first commit, the fit begins again, and this is called again.
         """
 
     def on_batch_end(self, ctx: BatchContext) -> None:
-        """React to a step. Brings the loss of each step to the CPU, for which a GPU is waited for.
+        """React to a step. Copies the loss of each step to the CPU, which waits for a GPU.
 
-        Attributes that are set here are kept at the end of the epoch. A loss before that may set them back to what they were when
-        the epoch began, and does so if rank 0 is lost, or any rank between the last step and the commit that ends the epoch. The
-        steps since the last commit are repeated after a loss, and seen again.
+        Attributes that are set here are saved at the end of the epoch. A loss of workers before that may reset them to their
+        values at the beginning of the epoch. It does so if rank 0 is lost, or if any rank is lost between the last step and the
+        commit that ends the epoch. The steps since the last commit are repeated after a loss, and seen again.
         """
 
     def on_epoch_end(self, ctx: EpochContext) -> None:
         """React to the end of an epoch."""
 
     def on_exception(self, ctx: FitContext, error: Exception) -> None:
-        """React to an exception that training has raised on rank 0; in a job, training may go on after that from the last commit.
+        """React to an exception in training on rank 0. In a job, training may then continue from the last commit.
 
-        A lost worker, what only another rank raises, and what fails before there are ranks, does not come here.
+        This is not called for a lost worker, for what only another rank raises, or for failures before there are ranks.
         """
 
 
@@ -177,7 +177,7 @@ _BETTER_HIGHER = ("acc", "auc", "auroc", "f1", "precision", "recall", "r2", "sco
 
 
 def _is_lower_better(name: str, mode: str) -> bool:
-    """Whether smaller values are better. Raises ValueError where neither ``mode`` nor the name tells that."""
+    """Whether smaller values are better. Raises ValueError if neither ``mode`` nor the name determines that."""
     if mode != "auto":
         return mode == "min"
     if is_negated(name):
@@ -195,11 +195,11 @@ class EarlyStopping(_Monitor):
     """Stops when a number of the history has not improved for some epochs.
 
     Args:
-        monitor: the number to watch; by default val_loss, or loss if there is no validation.
-        patience: for how many epochs it need not improve.
+        monitor: the number to watch; by default val_loss, or loss without validation.
+        patience: how many epochs without improvement are tolerated.
         mode: whether smaller ("min") or larger ("max") values are better; "auto" means "min" for names of losses and errors,
-            "max" for accuracy, AUC, F1, precision, recall, R² and scores, and has to be replaced for all others.
-        min_delta: by how much it has to improve to count.
+            "max" for accuracy, AUC, F1, precision, recall, R² and scores, and is refused for all other names.
+        min_delta: the smallest change that counts as an improvement.
         restore_best: return the model of the best epoch.
     """
 
@@ -211,10 +211,9 @@ class EarlyStopping(_Monitor):
         min_delta: float = 0.0,
         restore_best: bool = False,
     ) -> None:
-        """Keep the settings; what is watched is looked up at the end of the first epoch.
+        """Store the settings. The number to watch is looked up at the end of the first epoch.
 
-        Raises ``ValueError`` for an unknown ``mode``, and for a ``monitor`` of which "auto" does not know whether it should rise
-        or fall.
+        Raises ``ValueError`` for an unknown ``mode``, and for a ``monitor`` for which "auto" does not know the direction.
         """
         super().__init__(monitor, mode, min_delta)
         self.patience, self.restore_best, self.waited = patience, restore_best, 0
@@ -227,13 +226,13 @@ class EarlyStopping(_Monitor):
         else:
             self.waited += 1
             if self.waited >= self.patience:
-                self.waited = 0  # a fit that continues this run waits for ``patience`` epochs again
+                self.waited = 0  # a fit that continues this run has ``patience`` epochs again
                 ctx.stop()
 
 
 @saved_as("spark_elastic.estimator")
 class BestModel(_Monitor):
-    """Makes the model of the best epoch the result of fit, rather than that of the last epoch.
+    """Makes the model of the best epoch, rather than of the last one, the result of fit.
 
     ``monitor``, ``mode`` and ``min_delta`` are those of ``EarlyStopping``.
     """
@@ -245,15 +244,15 @@ class BestModel(_Monitor):
 
 @saved_as("spark_elastic.estimator")
 class TensorBoard(Callback):
-    """Writes all numbers to TensorBoard's event files, in ``log_dir``, by default among the run's logs in the store.
+    """Writes all numbers to TensorBoard's event files in ``log_dir``, by default among the run's logs in the store.
 
     Needs ``spark-elastic[tensorboard]``.
     """
 
     def __init__(self, log_dir: str | None = None) -> None:
-        """Keep the folder's name. TensorBoard is imported, and the folder is written to, at the end of each epoch.
+        """Store the folder's name. The end of each epoch imports TensorBoard and writes to the folder.
 
-        The fit ends with ``TrainingFailedError`` then if TensorBoard is missing or no folder is known.
+        There, the fit ends with ``TrainingFailedError`` if TensorBoard is missing or no folder is known.
         """
         self.log_dir = log_dir
 
@@ -273,10 +272,10 @@ class MLflow(Callback):
     """Logs all numbers to one MLflow run. Needs ``spark-elastic[mlflow]``.
 
     Args:
-        tracking_uri: the tracking server, which workers have to reach; by default MLflow's own default.
-        experiment: the name of the experiment, which is made if there is none.
+        tracking_uri: the tracking server, which must be reachable from workers; by default MLflow's own default.
+        experiment: the name of the experiment, which is created if it does not exist.
         run_name: the name of the run.
-        params: what is logged as the run's parameters.
+        params: logged as the run's parameters.
     """
 
     def __init__(
@@ -286,9 +285,9 @@ class MLflow(Callback):
         run_name: str | None = None,
         params: dict[str, object] | None = None,
     ) -> None:
-        """Keep the settings. MLflow is imported, and its run is made, at the end of the first epoch.
+        """Store the settings. The end of the first epoch imports MLflow and creates the run.
 
-        The fit ends with ``TrainingFailedError`` then if MLflow is missing or the server cannot be reached.
+        There, the fit ends with ``TrainingFailedError`` if MLflow is missing or the server cannot be reached.
         """
         self.tracking_uri, self.experiment, self.run_name = tracking_uri, experiment, run_name
         self.params = dict(params or {})

@@ -1,4 +1,4 @@
-"""The weights of classes: what the Param ``classWeights`` means for the classes of a network, and for the rows of a batch."""
+"""Class weights: turns the Param ``classWeights`` into weights of a network's classes and of a batch's rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from spark_elastic.errors import DataError
 from spark_elastic.estimator.plan import DataPlan
 from spark_elastic.estimator.row_checks import check_classes
 
-# How many labels are read at a time to count them.
+# How many labels are read and counted at a time.
 ROWS = 65_536
 
 
@@ -20,8 +20,8 @@ def weights_of_classes(
 ) -> tuple[float, ...]:
     """Return the weight of each class from 0 on. ``count`` returns how many rows each class has, for "balanced".
 
-    A dict leaves classes that it does not name at 1. "balanced" gives all classes that occur the same weight in total, and all
-    rows the weight 1 on average, as scikit-learn does. Raises ValueError if the weights are not those of so many classes.
+    Classes that a dict does not name have the weight 1. "balanced" gives all occurring classes the same total weight, and rows
+    an average weight of 1, as scikit-learn does. Raises ValueError if the weights do not fit the number of classes.
     """
     if isinstance(wanted, str):
         counts = count()
@@ -38,7 +38,7 @@ def weights_of_classes(
 
 
 def count_classes(column: str, data: DataPlan, classes: int) -> list[int]:
-    """Count the training rows of each class, by reading the column of labels. Raises ``DataError`` for other labels."""
+    """Count the training rows of each class by reading the label column. Raises ``DataError`` for other labels."""
     counts = torch.zeros(classes, dtype=torch.int64)
     loader = ParquetLoader(
         data.training_url,

@@ -44,9 +44,9 @@ class HasClassifierCols(HasProbabilityCol, HasThresholds, HasRawPredictionCol, H
 
 @saved_as("spark_elastic.estimator")
 class TorchClassifier(Predictor, HasClassifierCols, TorchClassifierAccessors, ProbabilisticClassifier):  # type: ignore[misc]
-    """Trains a network that gives a logit for each class, or one for two classes, on labels 0, 1, ….
+    """Trains a network that returns a logit for each class, or a single logit for two classes, on labels 0, 1, ….
 
-    The loss is cross entropy unless another is given.
+    The default loss is cross entropy.
     """
 
     numClasses = param("numClasses", "number of classes; default as many as the model has outputs", whole(2))
@@ -79,19 +79,19 @@ class TorchClassificationModel(PredictionModel, HasClassifierCols, Probabilistic
 
     @property
     def numClasses(self) -> int:
-        """The number of classes; 0 as long as there is no network, because Spark reads it even then."""
+        """The number of classes; 0 without a network, because Spark reads it even then."""
         return (self.widths[0] or 2) if self.widths else 0
 
-    # Spark's own take one row each.
+    # Spark's own methods take one row each.
     def predictRaw(self, value: object, categories: object = None) -> DenseVector | np.ndarray:  # type: ignore[override]
-        """Return raw predictions on the driver: a vector for the features of one row, [rows, classes] for [rows, features].
+        """Compute raw predictions on the driver: a vector for the features of one row, [rows, classes] for [rows, features].
 
         categories: see ``predict``.
         """
         return self._predict_vector(value, categories, "rawPrediction")
 
     def predictProbability(self, value: object, categories: object = None) -> DenseVector | np.ndarray:  # type: ignore[override]
-        """Return probabilities on the driver: a vector for the features of one row, [rows, classes] for [rows, features].
+        """Compute probabilities on the driver: a vector for the features of one row, [rows, classes] for [rows, features].
 
         categories: see ``predict``.
         """
@@ -112,7 +112,7 @@ class TorchClassificationModel(PredictionModel, HasClassifierCols, Probabilistic
 
     @property
     def _label_classes(self) -> int:
-        """How many classes labels may have."""
+        """The number of classes that labels may have."""
         return self.numClasses
 
     def _check(self, facts: Facts) -> None:
@@ -170,7 +170,7 @@ class Classes:
             raw = probability = np.hstack([1 - raw, raw]) if raw.shape[1] == 1 else raw
         else:
             raw = np.hstack([-raw, raw]) if raw.shape[1] == 1 else raw
-            # The softmax of two logits -z and z is sigmoid(2 z), whereas one logit z stands for sigmoid(z).
+            # The softmax of two logits -z and z is sigmoid(2 z), but a single logit z means sigmoid(z).
             probability = _softmax(raw / 2 if values[0].size == len(values[0]) else raw)
         score = probability if self.thresholds is None else _over(probability, np.asarray(self.thresholds, np.float64))
         found = {"rawPrediction": raw, "probability": probability, "prediction": score.argmax(1).astype(np.float64)}

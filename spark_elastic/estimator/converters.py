@@ -1,6 +1,6 @@
-"""Converters: what the Params of estimators and models accept, and as what they keep it.
+"""Converters: define what the Params of estimators and models accept, and the form in which they store it.
 
-A converter raises ``TypeError`` or ``ValueError`` with what is wrong; ``params.param`` puts the name of the Param before it.
+A converter raises ``TypeError`` or ``ValueError`` with the reason, which ``params.param`` prefixes with the Param's name.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Function = Callable[..., object]
 
 
 def whole(least: int) -> Converter[int]:
-    """Make a converter that takes whole numbers from ``least`` on."""
+    """Make a converter for whole numbers from ``least`` on."""
 
     def convert(value: object) -> int:
         if isinstance(value, bool) or not hasattr(value, "__int__") or isinstance(value, str) or int(value) != value:
@@ -42,7 +42,7 @@ def whole(least: int) -> Converter[int]:
 
 
 def number(low: float = -math.inf, high: float = math.inf, *, low_open: bool = False) -> Converter[float]:
-    """Make a converter that takes numbers between two bounds, the upper one excluded."""
+    """Make a converter for numbers between two bounds, excluding the upper one."""
 
     def convert(value: object) -> float:
         if isinstance(value, (bool, str)) or not hasattr(value, "__float__"):
@@ -80,7 +80,7 @@ def folder(value: object) -> str:
 
 
 def one_of(*choices: str) -> Converter[str]:
-    """Make a converter that takes one of these strings."""
+    """Make a converter that accepts one of these strings."""
 
     def convert(value: object) -> str:
         if value not in choices:
@@ -91,7 +91,7 @@ def one_of(*choices: str) -> Converter[str]:
 
 
 def names(value: object) -> list[str]:
-    """Convert names of columns; a single name need not be in a list."""
+    """Convert column names. A single name need not be in a list."""
     listed = [value] if isinstance(value, str) else list(value) if isinstance(value, (list, tuple)) else None
     if not listed or not all(isinstance(name, str) and name for name in listed):
         raise TypeError(f"must be a list of column names, not {value!r}")
@@ -106,7 +106,7 @@ def numbers(value: object) -> list[float]:
 
 
 def class_thresholds(value: object) -> list[float]:
-    """Convert Spark ML's thresholds of classes."""
+    """Convert Spark ML's class thresholds."""
     listed: list[float] = TypeConverters.toListFloat(value)
     if not all(entry >= 0 for entry in listed) or listed.count(0) > 1:
         raise ValueError(f"must be numbers from 0 on with at most one 0, not {listed}")
@@ -123,7 +123,7 @@ def class_weights(value: object) -> str | list[float] | dict[int, float]:
         found = {whole(0)(label): weight(entry) for label, entry in value.items()}
     elif isinstance(value, (list, tuple)):
         found = [weight(entry) for entry in value]
-    elif hasattr(value, "tolist"):  # an array, as scikit-learn computes it
+    elif hasattr(value, "tolist"):  # an array, such as scikit-learn computes
         found = [weight(entry) for entry in value.tolist()]
     else:
         raise TypeError(f"must be 'balanced', or a list or dict of numbers, not {value!r}")
@@ -159,7 +159,7 @@ def function(value: object) -> Function:
 
 
 def made(value: object) -> Function:
-    """Convert a function or a callable object, for which a class is often given by mistake."""
+    """Convert a function or a callable object. Refuse a loss or metric class, which is often given by mistake."""
     if isinstance(value, type) and any(hasattr(value, name) for name in ("forward", "update")):
         raise TypeError(f"must be a function or an object, not the class {value.__name__}: write {value.__name__}()")
     return function(value)
@@ -175,7 +175,7 @@ def functions(value: object) -> Function | list[Function]:
 
 
 def metrics(value: object) -> dict[str, Function]:
-    """Convert metrics to a dict; metrics in a list are named after their function or class."""
+    """Convert metrics to a dict. Metrics in a list are named after their function or class."""
     if isinstance(value, Mapping):
         return {text(name): made(metric) for name, metric in value.items()}
     found: dict[str, Function] = {}

@@ -1,8 +1,8 @@
-"""Writes a DataFrame's columns once to the store as Parquet, checked and spread over row groups for all workers.
+"""Writes a DataFrame's columns once to the store as Parquet, checked, and spread over row groups for all workers.
 
-Each writer has a folder of its own, and writes a last file that marks it as complete: writers of the same data do not collide,
-and no file system has to rename folders. Within a process, the same data are written by one fit at a time. What a writer that
-died has left behind is removed by the next writer of the same data, once it is certain that nobody writes there any more.
+Each writer has a folder of its own, and writes a last file that marks it as complete. So writers of the same data do not
+collide, and no file system has to rename folders. Within a process, one fit at a time writes the same data. The next writer of
+the same data removes what a dead writer has left behind, once it is certain that nobody writes there any more.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from spark_elastic.launchers.session import parallelism
 
 ROW_GROUP_BYTES = 16 * 2**20
 FILES_A_WORKER = 4
-# Spark's tasks write files all the time. If no file has changed for this long, the job that wrote them is dead.
+# Spark's tasks keep writing files. If no file has changed for this long, the job that wrote them is dead.
 ABANDONED_SECONDS = 24 * 3600.0
 _COMPLETE = "_complete.json"
 _SPLIT = "_split"
@@ -43,7 +43,7 @@ _STRATUM = "__spark_elastic_stratum"
 class Split:
     """Selects the rows for validation: a random fraction, or the rows where the column ``indicator`` is true.
 
-    stratify: a column of classes, of each of which the fraction is taken.
+    stratify: a column of classes; the fraction is taken of each class.
     """
 
     fraction: float = 0.0
@@ -53,7 +53,7 @@ class Split:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether any rows are to be held back for validation."""
+        """Whether any rows are held back for validation."""
         return self.fraction > 0 or self.indicator is not None
 
     def __str__(self) -> str:
@@ -62,11 +62,11 @@ class Split:
 
 @dataclass(frozen=True)
 class Dataset:
-    """Written data: their URL in the store, and what was found out while writing.
+    """Written data: their URL in the store, and the facts that were observed while writing.
 
-    facts: for each column the number of nulls and NaN, the least and largest value (for lists, the least and largest length), and
-        the largest number with a fraction, which is None for lists and for columns without fractions. identity: the name by which
-        the data are recognized later.
+    facts: for each column the number of nulls and NaN, the least and largest value (for lists, the least and largest length),
+    and the largest number with a fraction, which is None for lists and for columns without fractions. identity: the name by
+    which the data are recognized later.
     """
 
     url: str
@@ -87,15 +87,15 @@ class Dataset:
 
 
 _guard = threading.Lock()
-# A lock for each folder of an identity; its holder may change ``_users`` of the data in that folder.
+# A lock for each identity's folder. Its holder may change ``_users`` of the data in that folder.
 _locks: dict[str, threading.Lock] = {}
 _users: Counter[str] = Counter()
 
 
 def check_names(columns: Sequence[str]) -> None:
-    """Raise ValueError for a column whose name the store uses itself."""
+    """Raise ValueError for a column name that the store itself uses."""
     for name in columns:
-        if name.lower() == _SPLIT:  # Spark takes names of another case for the same
+        if name.lower() == _SPLIT:  # Spark ignores the case of names
             raise ValueError(
                 f"column {name!r} cannot be trained on, because the store tells under this name which rows validate: rename it, "
                 f"df.withColumnRenamed({name!r}, …)"
@@ -103,7 +103,7 @@ def check_names(columns: Sequence[str]) -> None:
 
 
 def identity_of(frame: DataFrame, names: Sequence[str], split: Split) -> str:
-    """Name what ``written`` makes of these columns. Runs a Spark job if the plan does not determine the rows."""
+    """Return the identity of the data that ``written`` makes. Runs a Spark job if the plan does not determine the rows."""
     columns = _selected(frame, names, split)
     content = identity_by_plan(frame, columns) or identity_by_rows(frame.select(*columns))
     return _with_split(content, split)
@@ -135,8 +135,8 @@ def written(
 ) -> Iterator[Dataset]:
     """Write the columns, or find them already written. If the store keeps no data, they are deleted at the end.
 
-    reuse: take data that were already written under ``identity``; data that changed while they were written get another identity.
-    known: the URL of the data of a run that continues; only these are acceptable. keep_on_failure: keep the data for a later
+    reuse: accept data that were already written under ``identity``; data that changed while they were written get another
+    identity. known: the URL of a continuing run's data; only these are acceptable. keep_on_failure: keep the data for a later
     continuation of the run. Raises ValueError for an empty DataFrame, for nulls and NaN (naming the column), if no row is left
     to train or to validate on, and if the data at ``known`` are gone.
     """
@@ -171,7 +171,7 @@ def _find(store: Store, folder: str, identity: str) -> Dataset | None:
     for token in store.files.names(store.spark_url(folder)):
         found = _read(store, url := f"{folder}/{token}")
         if found is None:
-            with contextlib.suppress(OSError):  # the writer is still at work and changes the folder
+            with contextlib.suppress(OSError):  # the writer is still working, and changes the folder
                 if store.files.newest(store.spark_url(url)) < time.time() - ABANDONED_SECONDS:
                     _delete(store, url)
         elif found.identity == identity and ("data" in store.keep or _users[url]):
@@ -180,13 +180,13 @@ def _find(store: Store, folder: str, identity: str) -> Dataset | None:
 
 
 def _read(store: Store, url: str) -> Dataset | None:
-    """Return the data in a folder; None if nothing was written there, or not all of it."""
+    """Return the data in a folder; None if the folder was not written, or not completely."""
     marker = store.spark_url(f"{url}/{_COMPLETE}")
     return Dataset(**json.loads(store.files.read(marker))) if store.files.exists(marker) else None
 
 
 def _delete(store: Store, url: str) -> None:
-    """Delete what one writer wrote, and the folder of its identity if nothing else is in it."""
+    """Delete one writer's data, and its identity's folder if that is then empty."""
     files, folder = store.files, store.spark_url(url.rpartition("/")[0])
     files.delete(store.spark_url(url))
     if not files.names(folder):
@@ -239,7 +239,7 @@ def _indicator(frame: DataFrame, split: Split) -> list[Column]:
 def _stratified(numbers: DataFrame, names: Sequence[str], split: Split) -> DataFrame:
     """Hold back the fraction of each class, rounded, but at least one of its rows; a class of one row is trained on.
 
-    Which rows these are depends on their content and the seed, so that the same data are divided in the same way again.
+    The choice of rows depends on their content and the seed, so that the same data are always divided in the same way.
     """
     of_class = Window.partitionBy(_STRATUM)
     rows = f.count(f.lit(1)).over(of_class)
@@ -250,7 +250,7 @@ def _stratified(numbers: DataFrame, names: Sequence[str], split: Split) -> DataF
 
 
 def _observed(frame: DataFrame, names: Sequence[str]) -> list[Column]:
-    """Return aggregates of all columns, to be computed in the pass that writes them."""
+    """Return aggregates of all columns, which the writing pass computes."""
     wanted = [f.count(f.lit(1)).alias("rows"), f.sum(column(_SPLIT)).alias("validation_rows")]
     for place, name in enumerate(names):
         values, kind = column(name), frame.schema[name].dataType

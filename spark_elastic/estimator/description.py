@@ -1,8 +1,8 @@
 """Describes the value of a Param as JSON: equal in every session for the same value, different for different behaviour.
 
-The user's own code is described by its content: what a function does, the values that it has from closures, defaults, partials
-and globals, the classes of objects and what they hold. Code of installed packages is described by its name, and a tensor by its
-content. Only the weights of a network that is to be trained are left out.
+The user's own code is described by its content: a function's code and its values from closures, defaults, partials and globals;
+an object's class and contents. Code of installed packages is described by its name, and a tensor by its content. Only the
+weights of a network that is to be trained are left out.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _OF_EVERY_MODULE = frozenset(vars(torch.nn.Module())) - {*_HOOKS}
 _NO_CODE = frozenset({"__dict__", "__doc__", "__module__", "__weakref__", "__firstlineno__", "__static_attributes__"})
-# Packages whose objects keep their values neither in attributes nor, if there are many, in their ``repr``.
+# Packages whose objects show their values neither in attributes nor, if there are many, in their ``repr``.
 _NOT_SHOWN = frozenset({"pandas", "pyarrow"})
-# How much of a pattern its ``repr`` shows.
+# How many characters of a pattern its ``repr`` shows.
 _SHOWN_OF_PATTERNS = 190
 _INSTALLED = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib"))
 
 
 def describe(value: object, *, weights: bool = True) -> Json:
-    """Describe a value. weights: whether the weights of a network count; if not, only their shapes do."""
+    """Describe a value. weights: whether a network's weights count, rather than only their shapes."""
     return _Description(weights).of(value)
 
 
 class _Description:
-    """Walks through a value once. An object that occurs again inside itself is described by its name, so that cycles end."""
+    """Walks through a value once. An object that contains itself is described by its name there, so that cycles end."""
 
     def __init__(self, weights: bool) -> None:
         self._weights = weights
@@ -63,7 +63,7 @@ class _Description:
         return self._known[id(value)][1]
 
     def _composed(self, value: object) -> Json:
-        """Describe a value by what it is made of."""
+        """Describe a value by its parts."""
         if isinstance(value, Mapping):
             if all(isinstance(key, str) for key in value):
                 return {key: self.of(entry) for key, entry in value.items()}
@@ -107,7 +107,9 @@ class _Description:
         return [self._class(type(value)), self.of(held)]
 
     def _tensor(self, value: torch.Tensor) -> Json:
-        if isinstance(value, torch.nn.Parameter) and not self._weights:  # which hooks and attributes of others may hold
+        if (
+            isinstance(value, torch.nn.Parameter) and not self._weights
+        ):  # other objects' hooks and attributes may hold parameters
             return _shape(value)
         plain = value.detach().cpu().contiguous() if value.layout == torch.strided else value.detach().cpu().to_dense()
         return [
@@ -132,7 +134,7 @@ class _Description:
         frozen = sorted(
             name for name, entry in value._parameters.items() if entry is not None and not entry.requires_grad
         )
-        if frozen and not self._weights:  # where weights count, nothing trains
+        if frozen and not self._weights:  # if weights count, nothing is trained
             told["frozen"] = list(frozen)
         others = {name: beside(entry) for name, entry in value._parameters.items() if entry is not None}
         told |= {f"beside {name}": self.of(entry) for name, entry in others.items() if entry}
@@ -185,7 +187,7 @@ def _attributes(value: object) -> dict[str, object]:
 
 
 def _code(code: types.CodeType) -> bytes:
-    """Return what compiled code does, without where it is in a file."""
+    """Return the content of compiled code, without its place in a file."""
     constants = [_code(entry) if isinstance(entry, types.CodeType) else _constant(entry) for entry in code.co_consts]
     names = (code.co_names, code.co_varnames, code.co_freevars)
     return repr((code.co_code, names, constants)).encode()
@@ -235,6 +237,7 @@ def _hash(data: bytes) -> str:
 def _name(value: object) -> str:
     named = value if hasattr(value, "__qualname__") else type(value)
     module = getattr(named, "__module__", None) or ""
-    # Our own modules may move, so they do not count; classes that saved files know already bear the name of a public package.
+    # Our own modules may move, so their names do not count. Classes that saved files know already have the name of a public
+    # package.
     is_inside = module.startswith("spark_elastic.") and module not in PACKAGES
     return f"{'spark_elastic' if is_inside else module}.{named.__qualname__}"

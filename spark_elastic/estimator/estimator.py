@@ -1,4 +1,4 @@
-"""TorchEstimator, and what all estimators share: the way from a DataFrame through an elastic training run to a model."""
+"""TorchEstimator, and the base of all estimators: from a DataFrame through an elastic training run to a model."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
         raise NotImplementedError
 
     def _layout_of_names(self) -> Layout:
-        """Return the roles of the columns of a dataset whose schema is not known to this process."""
+        """Return the roles of the columns for a dataset whose schema this process does not know."""
         raise NotImplementedError
 
     def _default_loss(self) -> Loss | None:
@@ -111,7 +111,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
         raise NotImplementedError
 
     def _class_weights(self, model: ElasticModel, data: DataPlan) -> tuple[float, ...]:
-        """Return the weights of the classes; nothing if all weigh the same."""
+        """Return the weights of the classes; empty if all weights are equal."""
         return ()
 
     # ------------------------------------------------------------------ fit
@@ -135,7 +135,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
             recipe = recipe.checked_on(made_up, labels_known=False)
         with self._opened_store(session) as store:
             run_id, resumable = self._run_id(), self.value("runId") is not None
-            # Data in a temporary store are never looked up again, so the rows need not be hashed.
+            # Data in a temporary store are never looked up again, so rows need not be hashed.
             known_again = resumable or (self.value("reuseData") and not store.temporary)
             identity = identity_of(dataset, layout.columns, split) if known_again else f"new-{secrets.token_hex(8)}"
             record = RunRecord(run_id, identity, describe_params(self), version=VERSION)
@@ -169,9 +169,9 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
     ) -> ElasticModel:
         """Train on an existing Parquet or Petastorm dataset, and return the model.
 
-        url, validation_url: URLs in any file system that pyarrow or fsspec opens on driver and workers, with
-        ``storage_options`` (by default those of the store). The Params name the columns. Raises ``DataError`` if a dataset cannot
-        be read, or has nulls or NaN.
+        url, validation_url: URLs in any file system that pyarrow or fsspec can open on the driver and the workers, with
+        ``storage_options`` (by default those of the store). The Params name the columns. Raises ``DataError`` if a dataset
+        cannot be read, or has nulls or NaN.
         """
         session = spark or SparkSession.getActiveSession()
         if session is None:
@@ -197,10 +197,10 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
     ) -> LearningRates:
         """Train a copy for some steps with a learning rate that grows from ``low`` to ``high``, and return rates and losses.
 
-        ``suggestion`` of the result is the rate to begin with. The estimator stays as it is, its own scheduler and callbacks take
-        no part, and nothing of the fit stays in the store but the data, which the next ``fit`` finds there. Blocks like ``fit``.
-        Where a worker is lost, steps may be missing from the result; see ``Callback.on_batch_end``.
-        Raises ``ValueError`` for an optimizer instance, which has a rate of its own.
+        ``suggestion`` of the result is the rate to begin with. The estimator is not changed, and its own scheduler and
+        callbacks are not used. Nothing of the fit stays in the store except the data, which the next ``fit`` reuses. Blocks
+        like ``fit``. If a worker is lost, steps may be missing from the result; see ``Callback.on_batch_end``. Raises
+        ``ValueError`` for an optimizer instance, which has a rate of its own.
         """
         return find_learning_rate(self, dataset, low, high, steps)
 
@@ -266,7 +266,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
             trained = self._run(session, plan, sizes, store)
         except BaseException:
             if self.value("runId") is None and "checkpoints" not in store.keep:
-                with suppress(Exception):  # the fit's own error counts
+                with suppress(Exception):  # the fit's own error matters more
                     store.files.delete(store.spark_url(store.checkpoint_url(run_id)))
             raise
         if trained.not_finite is not None:
@@ -293,7 +293,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
         return model.describe(model=network.eval(), history=trained.history, run_id=run_id)
 
     def _untrained(self, recipe: Recipe, sample: Mapping[str, torch.Tensor]) -> ElasticModel:
-        """Return the model with its Params and shapes, but without its network."""
+        """Return the model with its Params and shapes, but without a network."""
         layout = recipe.layout.settled(sample)
         with own_randomness(0):
             outputs = outputs_of(layout.call(copy.deepcopy(recipe.network).eval(), sample), layout)
@@ -301,7 +301,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
         model = self._make_model(layout)
         self._copyValues(model).describe(layout=layout, shapes=shapes, widths=widths_of(outputs))
         model.is_probability = model.is_probability or are_probabilities(outputs)
-        # The estimator's useGpu says where to train; where to score is decided by the model's own.
+        # The estimator's useGpu says where to train; the model's own says where to score.
         model.clear(model.useGpu)
         model._resetUid(self.uid)  # Spark's own models have the uid of their estimator, too
         return model
@@ -340,7 +340,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
 
     @contextmanager
     def _opened_store(self, session: SparkSession) -> Iterator[Store]:
-        """Yield the store after checking it; in local modes, a temporary one if none is given. Make the folder of event logs."""
+        """Yield the checked store; in local modes, a temporary one if none is given. Creates the folder of event logs."""
         store = self.value("store")
         if store is None:
             if not is_local(session):
@@ -373,7 +373,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
 
 @saved_as("spark_elastic.estimator")
 class TorchEstimator(ElasticEstimator, TorchEstimatorAccessors):
-    """Trains any network. ``featureCols`` are positional arguments of ``forward``, ``inputs`` keyword arguments."""
+    """Trains any network. ``featureCols`` become positional arguments of ``forward``, ``inputs`` keyword arguments."""
 
     featureCols = param("featureCols", FEATURE_COLS, names)
     inputs = param("inputs", 'keyword arguments of forward: {"x": [columns]} or {"x": ([columns], "int64")}', inputs)
@@ -419,7 +419,7 @@ def _keyword_input(name: str, columns: list[Any]) -> Input:  # [column, …] or 
 
 
 def _with_dtype(entry: Input, schema: StructType) -> Input:
-    """Have indexes that StringIndexer wrote as doubles arrive as int64, for embeddings."""
+    """Pass indexes that StringIndexer wrote as doubles as int64, for embeddings."""
     if entry.name is None or entry.dtype is not None or not all(is_index(schema[name]) for name in entry.columns):
         return entry
     return replace(entry, dtype="int64")
@@ -448,7 +448,7 @@ def _check_facts(schema: StructType, layout: Layout, facts: Facts) -> None:
 
 def _check_classes(names: tuple[str, ...], facts: Facts) -> None:
     for name in names:
-        fraction = facts.get(name, {}).get("fraction")  # data that an earlier release has written lack this fact
+        fraction = facts.get(name, {}).get("fraction")  # data written by an earlier release lack this fact
         if fraction is not None:
             raise ValueError(not_a_class(name, fraction))
 
@@ -466,7 +466,7 @@ def _printer(run_id: str) -> Callable[[dict[str, Any]], None]:
         if event["event"] == "metrics":
             values = event["values"]
             numbers = ", ".join(f"{name} {value:.4g}" for name, value in values.items() if isinstance(value, float))
-            # A loss of NaN is reported before the epoch's end.
+            # A NaN loss is reported before the epoch's end, without rows.
             rows = f", {values['rows']:,} rows" if "rows" in values else ""
             print(f"{run_id} epoch {values.get('epoch')}: {numbers}{rows}", flush=True)
         elif event["event"] == "world_sized" and isinstance(record := read_event(event).record, WorldSized):

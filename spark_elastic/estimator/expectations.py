@@ -1,6 +1,6 @@
-"""What losses expect of labels and outputs: torch computes on where that does not hold, and the network learns something else.
+"""Checks what losses expect of labels and outputs. If it does not hold, torch computes silently, and training goes wrong.
 
-Only torch's own losses are known here, and the default loss of the classifier; a loss of the user's may take what it likes.
+Only torch's own losses and the classifier's default loss are known here. A user's loss may take anything.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ import torch
 
 from spark_elastic.estimator.shapes import ClassificationLoss, name_of, shown_shape
 
-# Steps of a graph that move values without changing them, or only keep them from the ends of their range.
+# Steps of a graph that move values without changing them, or only clamp them.
 _MOVING = re.compile(
     r"(Alias|Clamp|ClampMax|ClampMin|Clone|Permute|Select|Slice|Split|Squeeze|T|ToCopy|Transpose|Unbind|UnsafeView|Unsqueeze|View)Backward\d"
 )
 _ENDS = {"SigmoidBackward0": "sigmoid", "SoftmaxBackward0": "softmax"}
-# How far the probabilities of a row may be from adding up to 1, where the loss takes their logarithms, and where nothing else
-# tells that they are probabilities.
+# How far the sum of a row's probabilities may be from 1: if the loss takes their logarithms, and if nothing else shows that
+# they are probabilities.
 _TOLERANCE = 0.1
 _NARROW = 1e-4
 
 
 @dataclass(frozen=True)
 class _Labels:
-    """The labels that a loss takes: all numbers from 0 to 1, or only -1 and 1."""
+    """The labels that a loss accepts: all numbers from 0 to 1, or only -1 and 1."""
 
     text: str
     hold: Callable[[torch.Tensor], torch.Tensor]
@@ -63,7 +63,7 @@ _TAKE_LOGARITHMS = frozenset({"NLLLoss", "nll_loss"})
 
 
 def probabilities_by(output: torch.Tensor) -> str | None:
-    """Return what the network makes its output by, "sigmoid" or "softmax"; None if its last step is neither.
+    """Return the last step of the network, "sigmoid" or "softmax"; None if it is neither.
 
     The output must have been computed with gradients.
     """
@@ -74,9 +74,9 @@ def probabilities_by(output: torch.Tensor) -> str | None:
 
 
 def are_probabilities(outputs: Sequence[torch.Tensor]) -> bool:
-    """Whether a classifier's one output consists of probabilities, of each class or of class 1.
+    """Whether a classifier's only output consists of probabilities, of each class or of class 1.
 
-    Of several classes it does, too, if all numbers are from 0 to 1 and those of each row add up to 1.
+    For several classes, this is also so if all numbers are from 0 to 1 and each row adds up to 1.
     """
     if len(outputs) != 1:
         return False
@@ -89,12 +89,12 @@ def are_probabilities(outputs: Sequence[torch.Tensor]) -> bool:
 
 
 def takes_probabilities(loss: object) -> bool:
-    """Whether this is torch's loss of a network that returns the probability of class 1."""
+    """Whether this is torch's loss for a network that returns the probability of class 1."""
     return isinstance(loss, torch.nn.BCELoss) or getattr(loss, "func", loss) is torch.nn.functional.binary_cross_entropy
 
 
 def check_labels(loss: object, output: torch.Tensor, label: torch.Tensor, columns: str) -> None:
-    """Raise ValueError for labels that ``loss`` cannot take, naming their ``columns``."""
+    """Raise ValueError for labels that ``loss`` does not accept, naming their ``columns``."""
     name = _name(loss, output)
     least, most = (f"{float(value):g}" for value in torch.aminmax(label)) if label.numel() else ("", "")
     found = f"{columns} has labels from {least} to {most}"
@@ -109,9 +109,9 @@ def check_labels(loss: object, output: torch.Tensor, label: torch.Tensor, column
 
 
 def check_output(loss: object, output: torch.Tensor, when: str = "") -> None:
-    """Raise ValueError for an output that ``loss`` takes for something else. It must have been computed with gradients.
+    """Raise ValueError for an output that ``loss`` would misinterpret. It must have been computed with gradients.
 
-    ``when``: the mode of the network, if it is not that of training.
+    ``when``: the network's mode, if it is not the training mode.
     """
     name, made = _name(loss, output), probabilities_by(output)
     if name in _TAKE_LOGITS and made is not None:
@@ -131,14 +131,14 @@ def check_output(loss: object, output: torch.Tensor, when: str = "") -> None:
 
 
 def check_mean(loss: Callable[..., torch.Tensor], output: torch.Tensor, label: torch.Tensor) -> None:
-    """Raise ValueError for a loss that grows with the number of rows: the steps would depend on the number of workers."""
+    """Raise ValueError for a loss that grows with the number of rows: steps would depend on the number of workers."""
     if output.is_nested or label.is_nested:
         return
     try:
         with torch.no_grad():
             once = float(loss(output, label).mean())
             twice = float(loss(torch.cat([output, output]), torch.cat([label, label])).mean())
-    except Exception:  # it takes a certain number of rows, so it is no sum over any number of them
+    except Exception:  # it requires a certain number of rows, so it is not a sum over any number of them
         return
     if once and abs(twice - 2 * once) < 1e-3 * abs(once):
         raise ValueError(
@@ -148,7 +148,7 @@ def check_mean(loss: Callable[..., torch.Tensor], output: torch.Tensor, label: t
 
 
 def _name(loss: object, output: torch.Tensor) -> str:
-    """Return what torch calls a loss; nothing for one that is not torch's."""
+    """Return torch's name of a loss; empty if it is not torch's."""
     if isinstance(loss, ClassificationLoss):
         return "BCEWithLogitsLoss" if output.dim() == 1 else "CrossEntropyLoss"
     named = loss if hasattr(loss, "__name__") else type(loss)

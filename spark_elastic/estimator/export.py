@@ -1,4 +1,4 @@
-"""Writes a network as a program that runs without Python code of its own: by torch.export, or as ONNX."""
+"""Writes a network as a program that runs without the network's Python code, by torch.export or as ONNX."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def export_network(
     path: str,
     rows: Mapping[str, torch.Tensor] | None,
 ) -> None:
-    """Write the network with as many rows in a batch as one likes; see ``ElasticModel.export``."""
+    """Write the network, for batches of any number of rows; see ``ElasticModel.export``."""
     ending = os.path.splitext(path)[1]
     if ending not in FORMATS:
         raise ValueError(f"path must end in {' or '.join(FORMATS)}, which says what is written, not {path!r}")

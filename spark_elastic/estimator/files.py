@@ -1,4 +1,4 @@
-"""Small files and folders below a URL, which this process opens itself through fsspec or pyarrow, as workers do."""
+"""Accesses small files and folders below a URL from this process, through fsspec or pyarrow, as workers do."""
 
 from __future__ import annotations
 

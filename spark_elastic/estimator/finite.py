@@ -1,4 +1,4 @@
-"""Finds NaN, infinity and nulls in columns of numbers, and names the column and the row."""
+"""Finds NaN, infinity and nulls in numeric columns, and names the column and the row."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 
 from spark_elastic.errors import DataError
 
-# How many values of a row are shown, by which people find it.
+# How many values of a row are shown to help users find it.
 SHOWN = 6
 
-# Columns of at most so many values are looked at together.
+# Columns of at most this many values are checked together.
 FEW = 10_000
 
 # A column of a batch: a tensor, jagged or not, an array, or an array for each row.
@@ -24,8 +24,8 @@ def check_finite(
 ) -> None:
     """Raise ``DataError`` for a value that is not a finite number, naming its column and the first such row.
 
-    columns: [rows, …] tensors, which may be jagged, or arrays, or lists of arrays. where: names the row at a place in them.
-    others: further columns whose values in that row are shown.
+    columns: [rows, …] tensors, which may be jagged, or arrays, or lists of arrays.
+    where: returns the name of the row at a position. others: further columns whose values in that row are shown.
     """
     narrow = {name: few for name in names if (few := _few_of(columns[name])) is not None}
     if narrow and bool(torch.cat(list(narrow.values())).isfinite().all()):
@@ -45,14 +45,14 @@ def check_finite(
 
 
 def _few_of(values: Values) -> torch.Tensor | None:
-    """Return the numbers of a column if they are so few that to begin with a look at them takes longer than the look."""
+    """Return a column's numbers if they are so few that a check of their own would cost more overhead than work."""
     if not isinstance(values, torch.Tensor) or values.is_nested or not values.is_floating_point():
         return None
     return values.reshape(-1) if values.numel() <= FEW else None
 
 
 def _first_bad(values: Values) -> int | None:
-    """Return the place of the first row with a value that is not a finite number; None if all are finite, as nearly always."""
+    """Return the position of the first row with a non-finite value; None if all are finite, the usual case."""
     if isinstance(values, torch.Tensor) and values.is_nested:
         flat = values.values()
         if not flat.is_floating_point() or bool(flat.isfinite().all()):

@@ -13,14 +13,14 @@ from spark_elastic.worker.state.snapshot import constant
 
 
 class FitState(se.TorchState):
-    """What a fit has to keep through resets, beside model, optimizer and loader. All ranks hold the same values.
+    """What a fit has to keep through resets besides model, optimizer and loader. All ranks hold the same values.
 
-    epoch, step: the next ones, from 0. global_step: the number of steps of all epochs so far. names, sums: the names of what
-    is measured, and its sums over the epoch so far, weighted by the rows' weights; the last sum is that of the weights.
-    sizes: the sizes of the worlds that have trained in this epoch. history: a line of JSON for each epoch that has ended.
-    stopped: the number of epochs that were wanted when a callback ended training, else 0. best: the weights that a callback
-    has kept. started: the time when the epoch began. callbacks: the pickled callbacks. callbacks_given: a description of the
-    callbacks that the fit began with. begun: the fit whose beginning callbacks have been told of.
+    epoch, step: the next ones, from 0. global_step: the number of steps of all epochs so far. names, sums: the names of the
+    measured numbers, and their sums over the epoch so far, weighted by the rows' weights; the last sum is that of the weights.
+    sizes: the sizes of the worlds that have trained in this epoch. history: a line of JSON for each finished epoch. stopped:
+    the number of epochs requested when a callback stopped training, else 0. best: the weights that a callback has kept.
+    started: when the epoch began. callbacks: the pickled callbacks. callbacks_given: a description of the callbacks that the
+    fit began with. begun: the id of the fit for which ``on_fit_begin`` was called.
     """
 
     epoch: int
@@ -42,10 +42,10 @@ class FitState(se.TorchState):
 
 
 def history_of(state: FitState) -> list[Metrics]:
-    """Return a dict for each epoch that has ended."""
+    """Return a dict for each finished epoch."""
     return [json.loads(line) for line in state.history.splitlines()]
 
 
 def kept_weights(weights: Mapping[str, object]) -> dict[str, object]:
-    """Copy a state dict such that commits copy it once, and not at every step."""
+    """Copy a state dict in such a way that commits copy it once rather than at every step."""
     return {name: constant(value) if isinstance(value, torch.Tensor) else value for name, value in weights.items()}

@@ -1,4 +1,4 @@
-"""What a fit takes back from a trained network: its state dict, its other buffers, and word of attributes that are neither."""
+"""What a fit returns of a trained network: its state dict, its other buffers, and the names of other changed attributes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from spark_elastic.worker.registered import non_persistent_buffers, same_values
 
-# What torch itself changes.
+# Attributes that torch itself changes.
 _TORCHS = {"training"}
 # Larger attributes are not compared.
 NUMBERS = 1_000_000
@@ -20,14 +20,14 @@ def weights_of(network: torch.nn.Module) -> dict[str, object]:
 
 
 def load_weights(network: torch.nn.Module, weights: Mapping[str, object], buffers: Mapping[str, torch.Tensor]) -> None:
-    """Load a state dict, and the other buffers, which forward may have registered meanwhile."""
+    """Load a state dict, and the other buffers, which forward may have registered in the meantime."""
     network.load_state_dict(weights)
     for name, value in buffers.items():
         place, _, leaf = name.rpartition(".")
         part = network.get_submodule(place)
         present = part._buffers.get(leaf)
         if present is not None and present.is_contiguous() and _kind(present) == _kind(value):
-            present.copy_(value)  # in place, since it may be in several modules
+            present.copy_(value)  # in place, because it may be in several modules
         else:
             part.register_buffer(leaf, value, persistent=False)
 
@@ -37,7 +37,7 @@ def _kind(tensor: torch.Tensor) -> tuple[object, ...]:
 
 
 class PlainAttributes:
-    """Notices attributes of a network's modules that are numbers or tensors, and neither parameters nor buffers, and change."""
+    """Detects changes in numbers and tensors among module attributes that are neither parameters nor buffers."""
 
     def __init__(self, network: torch.nn.Module) -> None:
         self._network = network
@@ -46,7 +46,7 @@ class PlainAttributes:
         }
 
     def changed(self) -> tuple[str, ...]:
-        """Return the names of attributes that have another value than in the beginning."""
+        """Return the names of attributes whose value differs from the initial one."""
         now = _plain(self._network)
         return tuple(name for name, value in self._before.items() if name in now and not _equal(value, now[name]))
 
@@ -67,7 +67,7 @@ def _is_comparable(value: object) -> bool:
 
 
 def _is_made(part: torch.nn.Module, name: str) -> bool:
-    """Whether torch makes the attribute of parameters in each forward, such as weight_norm of weight_v and weight_g."""
+    """Whether torch computes the attribute from parameters in each forward, such as weight_norm's ``weight``."""
     return any(parameter.startswith(f"{name}_") for parameter in part._parameters)
 
 

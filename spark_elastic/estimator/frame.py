@@ -1,4 +1,4 @@
-"""What a DataFrame's schema says about its columns, and the columns converted to numbers and arrays of numbers."""
+"""Reads facts about columns from a DataFrame's schema, and converts columns to numbers and arrays of numbers."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from pyspark.sql.types import (
 
 from spark_elastic._json import Json
 
-# What one pass over the data found of each column, by names such as "min"; a value that does not exist is None.
+# What one pass over the data found about each column, by names such as "min"; a value that does not exist is None.
 Facts = Mapping[str, Mapping[str, Any]]
 
 
 def check_columns(schema: StructType, names: Iterable[str], role: str) -> None:
-    """Raise ValueError for a name that no or several columns have, TypeError for one of neither numbers nor arrays of them."""
+    """Raise ValueError unless exactly one column has each name; TypeError if it holds neither numbers nor arrays of them."""
     for name in names:
         check_exists(schema, name, role)
         kind = schema[name].dataType
@@ -60,7 +60,7 @@ def check_exists(schema: StructType, name: str, role: str) -> None:
 
 
 def _hint(name: str, kind: DataType) -> str:
-    """Say what makes numbers of such a column, if Spark has something for that."""
+    """Say how to turn such a column into numbers, if Spark has a way."""
     if isinstance(kind, StringType):
         return "; StringIndexer makes numbers of strings"
     if isinstance(kind, StructType) and kind.names:
@@ -71,7 +71,7 @@ def _hint(name: str, kind: DataType) -> str:
 
 
 def _hint_of_field(schema: StructType, name: str) -> str:
-    """Say how the field of a struct that is meant becomes a column."""
+    """Say how the field of a struct that the name refers to becomes a column."""
     outer, _, inner = name.partition(".")
     kind = schema[outer].dataType if outer in schema.names else None
     if not isinstance(kind, StructType) or inner not in kind.names:
@@ -84,7 +84,7 @@ def _becomes_column(outer: str, inner: str) -> str:
 
 
 def check_scalars(schema: StructType, names: Iterable[str], role: str) -> None:
-    """Raise the same errors as ``check_columns``, and TypeError for vectors and arrays, too."""
+    """Raise the errors of ``check_columns``, and TypeError for vectors and arrays, too."""
     names = list(names)
     check_columns(schema, names, role)
     for name in names:
@@ -104,12 +104,12 @@ def is_list(kind: DataType) -> bool:
 
 
 def is_fractional(kind: DataType) -> bool:
-    """Whether a column holds single numbers of a type that has fractions."""
+    """Whether a column holds single numbers of a fractional type."""
     return isinstance(kind, (FloatType, DoubleType, DecimalType))
 
 
 def is_index(field: StructField) -> bool:
-    """Whether a column holds whole numbers, or the doubles as which StringIndexer writes them."""
+    """Whether a column holds whole numbers, or doubles written by StringIndexer."""
     attribute = (field.metadata or {}).get("ml_attr", {})
     return isinstance(field.dataType, IntegralType) or attribute.get("type") == "nominal"
 
@@ -135,7 +135,7 @@ def column(name: str) -> Column:
 
 
 def as_numbers(frame: DataFrame, name: str) -> Column:
-    """Return the column as Parquet and Arrow store it best: vectors as dense arrays, all fractional numbers as float."""
+    """Return the column in the form that is best for Parquet and Arrow: vectors as dense arrays, fractional numbers as float."""
     kind = frame.schema[name].dataType
     if isinstance(kind, BinaryType):
         return as_list(frame, name).alias(name)
@@ -163,7 +163,7 @@ def _numbers_of_bytes() -> Callable[[Column], Column]:
     def numbers(values: pd.Series) -> pd.Series:
         return values.map(lambda value: np.frombuffer(value, np.uint8).astype(np.int16), na_action="ignore")
 
-    # Spark looks for classes, which the names of the annotations do not lead it to.
+    # Spark needs classes as annotations, not their names.
     numbers.__annotations__ = {"values": pd.Series, "return": pd.Series}
     udf: Callable[[Column], Column] = pandas_udf(numbers, ArrayType(ShortType()))  # type: ignore[call-overload]
     return udf

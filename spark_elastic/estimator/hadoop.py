@@ -1,4 +1,4 @@
-"""Files as Spark sees them, through Hadoop's file systems in the driver's JVM, so that every URL works that Spark opens."""
+"""Accesses files as Spark does, through Hadoop's file systems in the driver's JVM, so that every Spark URL works."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class HadoopFiles:
 
 
 class _as_os_errors:
-    """Turns what the JVM throws into OSErrors that name the URL."""
+    """Turns the JVM's exceptions into OSErrors that name the URL."""
 
     def __init__(self, url: str) -> None:
         self._url = url

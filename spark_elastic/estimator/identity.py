@@ -1,11 +1,10 @@
 """Names the content of a DataFrame, so that the same data are not written twice and a run recognizes its data.
 
-Two DataFrames have the same identity only if it is certain that they hold the same rows. That is certain for DataFrames made of
-Parquet or ORC files, ranges, and the steps and expressions that are listed here, all of which the plan describes to the last
-option. Their identity consists of the plan, the settings of the session, and the sizes and times of the files, and nothing is
-read. Anything else may hide something: a reader's parsing, a function, a view, a cache, a connector, random numbers. The rows of
-such DataFrames are hashed in one pass, whatever their order. A dataset that is trained on where it lies is named by the footers
-and times of its files.
+Two DataFrames have the same identity only if they certainly hold the same rows. That is certain for DataFrames made of Parquet
+or ORC files, ranges, and the steps and expressions that are listed here, which the plan describes completely. Their identity
+consists of the plan, the session's settings, and the files' sizes and times; no data is read. Anything else may hide something:
+a reader's parsing, a function, a view, a cache, a connector, random numbers. The rows of such DataFrames are hashed in one
+pass, independently of their order. A dataset that is trained on in place is identified by its files' footers and times.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from py4j.java_gateway import JavaObject
 
 _STEPS = frozenset({"Filter", "LogicalRelation", "OneRowRelation", "Project", "Range", "SubqueryAlias", "Union"})
-# Expressions whose last argument is a mode for errors or decimals, which the plan's JSON leaves out.
+# Expressions whose last argument is a mode for errors or decimals, which the plan's JSON omits.
 _WITH_MODE = frozenset({"Add", "Cast", "Divide", "Multiply", "Remainder", "Subtract"})
 _EXPRESSIONS = _WITH_MODE | {
     "Alias", "And", "AttributeReference", "CaseWhen", "Coalesce", "CreateArray", "EqualNullSafe", "EqualTo", "GetStructField",
@@ -41,7 +40,7 @@ _DATASOURCES = "org.apache.spark.sql.execution.datasources."
 _FILES = f"{_DATASOURCES}HadoopFsRelation"
 _FORMATS = frozenset({f"{_DATASOURCES}parquet.ParquetFileFormat", f"{_DATASOURCES}orc.OrcFileFormat"})
 _LISTED = f"{_DATASOURCES}InMemoryFileIndex"
-# Fields that the JSON of plans leaves out: their content is found by other means, or does not concern the rows.
+# Fields that the JSON of plans omits. Their content is found by other means, or does not affect the rows.
 _TOLD_APART = frozenset({"catalogTable", "evalContext", "evalMode", "relation", "session", "stream"})
 _LITERALS = ("boolean", "byte", "date", "decimal", "double", "float", "integer", "long", "short", "string", "timestamp")
 # Settings that change how rows are computed, but not the rows themselves.
@@ -54,14 +53,14 @@ _OF_SPEED = (
 
 
 def identity_by_plan(frame: DataFrame, columns: Sequence[Column]) -> str | None:
-    """Name the content by the plan; None if the plan may hide something. ``columns`` must be casts or the like of columns."""
+    """Identify the content by the plan; None if the plan may hide something. ``columns``: columns, or casts and the like."""
     if not shows_plans():
         return None
     from py4j.protocol import Py4JError
 
     try:
         selected = frame.select(*columns)
-        # A cache holds the rows of the time when it was filled, and a DataFrame's own plan may be older than the cache.
+        # A cache holds the rows from when it was filled, and a DataFrame's own plan may be older than the cache.
         cached = [_name(leaf) for leaf in _each(selected._jdf.queryExecution().withCachedData().collectLeaves())]
         analysed = frame._jdf.queryExecution().analyzed()
         plan = _told(analysed)
@@ -76,17 +75,17 @@ def identity_by_plan(frame: DataFrame, columns: Sequence[Column]) -> str | None:
 
 
 def identity_by_rows(selected: DataFrame) -> str:
-    """Name the content by its rows."""
+    """Identify the content by its rows."""
     row = selected.agg(*content_of(selected)).first()
     return identity_of_content(selected.schema, row.asDict() if row else {})
 
 
 def content_of(selected: DataFrame) -> list[Column]:
-    """Return aggregates for the number of rows and the sums of two hashes, which do not depend on the order of rows."""
+    """Return aggregates for the number of rows and the sums of two hashes, independent of the order of rows."""
     parts: list[Column] = []
     for field in selected.schema:
         value = column(field.name)
-        # Spark hashes a null to the seed, and an array without marking its end.
+        # Spark hashes a null to the seed, and does not mark the end of an array.
         parts += [value.isNull(), *([f.size(value)] if isinstance(field.dataType, ArrayType) else []), value]
     first = f.xxhash64(*parts).cast("decimal(38,0)")
     second = f.xxhash64(f.lit(1), *parts).cast("decimal(38,0)")
@@ -94,15 +93,15 @@ def content_of(selected: DataFrame) -> list[Column]:
 
 
 def identity_of_content(schema: StructType, seen: Mapping[str, object]) -> str:
-    """Name rows by the values of ``content_of``."""
+    """Return the identity of rows from the values of ``content_of``."""
     fields = [(field.name, field.dataType.json()) for field in schema]
     return "rows-" + _digest(fields, [str(seen.get(name)) for name in ("hashed", "hashes", "more_hashes")])
 
 
 def identity_of_files(url: str, storage_options: Mapping[str, object] | None) -> str:
-    """Name a dataset by the footers of its files, and by the times at which they were written where the file system knows them.
+    """Identify a dataset by its files' footers, and by their modification times if the file system knows them.
 
-    Footers alone are equal where rows have only changed places.
+    Footers alone stay equal if rows have only changed places.
     """
     footers = read_manifest(url, storage_options=storage_options).fingerprint
     return "files-" + _digest(footers, list_files(locate(url, storage_options)))
@@ -130,7 +129,7 @@ def _told(analysed: JavaObject) -> Json:
 
 
 def _is_known(node: Mapping[str, object]) -> bool:
-    """Whether everything that matters about a node of the plan is in its JSON, or is found by other means."""
+    """Whether everything relevant about a node of the plan is in its JSON or is found by other means."""
     name = node.get("class")
     if not isinstance(name, str) or not name:
         return True
@@ -192,7 +191,7 @@ def _relation(frame: DataFrame, relation: JavaObject) -> Json:
 
 
 def _settings(frame: DataFrame) -> list[Json]:
-    """Return the settings that may change what is read and computed."""
+    """Return the settings that may affect what is read and computed."""
     session = frame.sparkSession
     entries = _each(session._jsparkSession.conf().getAll())
     given = {entry._1(): entry._2() for entry in entries}

@@ -1,4 +1,4 @@
-"""How the columns of a batch become the arguments of a model. Only tensors occur here, so fit and transform share the code."""
+"""Turns the columns of a batch into a model's arguments. It handles only tensors, so fit and transform share the code."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ DTYPES = {"int64": torch.int64, "float32": torch.float32, "bool": torch.bool}
 class Input:
     """One argument of ``forward``.
 
-    name: its keyword; None for a positional argument, in which one column is unchanged, scalars as [rows].
-    columns: its columns. Several are put side by side, and so is the one of a keyword argument, scalars as [rows, 1].
+    name: its keyword; None for a positional argument, which leaves a single column unchanged: scalars are [rows]. columns: its
+    columns. Several are put side by side, as is the single column of a keyword argument: scalars are [rows, 1].
     dtype: a key of ``DTYPES``; None makes whole numbers int64 and everything else float32.
     expand: whether a positional scalar is passed as [rows, 1], for models that expect a matrix.
-    categorical: whether the columns hold indexes of categories; they are a positional argument, side by side as [rows, columns].
+    categorical: whether the columns hold category indexes, passed side by side as one positional argument [rows, columns].
     """
 
     name: str | None
@@ -31,7 +31,7 @@ class Input:
 
     def tensor(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Return the argument: [rows], [rows, …] or a nested tensor."""
-        # Each column by itself, because whole numbers beside fractional ones would go through float32.
+        # Convert each column by itself, because whole numbers beside fractional ones would go through float32.
         parts = [
             plain(batch[column]) if self.dtype is None else batch[column].to(DTYPES[self.dtype])
             for column in self.columns
@@ -41,7 +41,7 @@ class Input:
         return parts[0] if len(parts) == 1 else _side_by_side(self, parts)
 
     def row_shape(self, shapes: Mapping[str, tuple[int, ...] | None]) -> tuple[int, ...] | None:
-        """Return the shape of a row of the argument, given those of its columns; None for lists of different lengths."""
+        """Return the shape of a row of the argument, given its columns' shapes; None for lists of different lengths."""
         batch = {}
         for column in self.columns:
             shape = shapes.get(column)
@@ -55,7 +55,7 @@ class Input:
 class Layout:
     """The roles of a dataset's columns.
 
-    outputs: the columns that ``transform`` makes from the network's outputs, if these may be named after them.
+    outputs: the columns that ``transform`` makes from the network's outputs, if outputs may be named after them.
     """
 
     inputs: tuple[Input, ...]
@@ -65,27 +65,27 @@ class Layout:
 
     @property
     def features(self) -> list[str]:
-        """The columns that the model needs, each once."""
+        """The columns that the model needs, without duplicates."""
         return unique(column for entry in self.inputs for column in entry.columns)
 
     @property
     def categories(self) -> list[str]:
-        """The columns that hold indexes of categories."""
+        """The columns that hold category indexes."""
         return [column for entry in self.inputs if entry.categorical for column in entry.columns]
 
     @property
     def columns(self) -> list[str]:
-        """The columns that training needs, each once."""
+        """The columns that training needs, without duplicates."""
         return unique([*self.features, *self.labels, *([self.weight] if self.weight else [])])
 
     @property
     def whole(self) -> list[str]:
-        """The columns of whole numbers that are no categories, each once."""
+        """The columns of whole numbers that are not categories, without duplicates."""
         entries = [entry for entry in self.inputs if entry.dtype == "int64" and not entry.categorical]
         return unique(column for entry in entries for column in entry.columns)
 
     def settled(self, batch: Mapping[str, torch.Tensor]) -> Layout:
-        """Return the layout with the dtype that each argument has for this batch, for batches whose columns have other types."""
+        """Return the layout with each argument's dtype fixed as for this batch, for batches whose columns have other types."""
         return replace(self, inputs=tuple(_settled(entry, batch) for entry in self.inputs))
 
     def arguments(self, batch: Mapping[str, torch.Tensor]) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
@@ -101,8 +101,8 @@ class Layout:
     def call(self, model: Callable[..., object], batch: Mapping[str, torch.Tensor]) -> object:
         """Call the model on a batch and return what it returns.
 
-        Raises ``DataError`` for an index that the model has no category for, as far as torch notices that: on a GPU it ends the
-        process instead.
+        Raises ``DataError`` for an index without a category in the model, if torch detects it: on a GPU this ends the process
+        instead.
         """
         args, kwargs = self.arguments(batch)
         try:
@@ -118,13 +118,13 @@ class Layout:
 
 
 def positional_inputs(columns: Sequence[str], categories: Sequence[str] | None) -> list[Input]:
-    """Return an argument for each column, and behind them one for all columns of categories, if there are any."""
+    """Return an argument for each column, followed by one for all columns of categories, if there are any."""
     found = [Input(None, (name,)) for name in columns]
     return [*found, Input(None, tuple(categories), "int64", categorical=True)] if categories else found
 
 
 def side_by_side(inputs: Sequence[Input]) -> tuple[Input, ...]:
-    """Put the columns of positional arguments side by side, as one argument [rows, numbers] ahead of the other arguments."""
+    """Put the columns of positional arguments side by side, as one argument [rows, numbers] before the other arguments."""
     apart = [entry for entry in inputs if entry.name is None and not entry.categorical]
     together = Input(None, tuple(name for entry in apart for name in entry.columns), expand=True)
     return (together, *(entry for entry in inputs if entry not in apart))
@@ -135,7 +135,7 @@ _PLAIN = (torch.float32, torch.int64)
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
     """Return whole numbers as int64, everything else as float32."""
-    if tensor.dtype in _PLAIN:  # as nearly always, and asked of each column in each step
+    if tensor.dtype in _PLAIN:  # the usual case, checked for each column in each step
         return tensor
     if tensor.is_floating_point() or tensor.dtype == torch.bool:
         return tensor.float()
@@ -143,7 +143,7 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def outputs_of(value: object, layout: Layout) -> list[torch.Tensor]:
-    """Return a model's outputs as a list: those in a list or tuple by their places, those in a dict by their names.
+    """Return a model's outputs as a list: outputs in a list or tuple by position, outputs in a dict by name.
 
     Training and ``transform`` both use this order. Raises TypeError for outputs that are not tensors, and ValueError for a dict
     whose names do not say which label or column an output is for.
@@ -184,14 +184,14 @@ def ordered(names: Sequence[str], layout: Layout) -> list[str]:
 
 
 def change_places(columns: Sequence[str], known: Sequence[str]) -> bool:
-    """Whether a name of ``known`` has another place among ``columns``."""
+    """Whether a name of ``known`` has another position among ``columns``."""
     return any(name in known and list(known).index(name) != place for place, name in enumerate(columns))
 
 
 def in_order(outputs: list[torch.Tensor], known: Sequence[str], columns: Sequence[str]) -> list[torch.Tensor]:
-    """Return the outputs of a dict, which have the names ``known``, in the order of columns that may have changed places.
+    """Return the outputs of a dict with the names ``known`` in the order of columns, which may have changed places.
 
-    Columns with new names take the outputs by their places. Raises ValueError where only some of the names are the old ones.
+    Columns with new names take the outputs by position. Raises ValueError if only some of the names are the old ones.
     """
     if not change_places(columns, known):
         return outputs
@@ -204,7 +204,7 @@ def in_order(outputs: list[torch.Tensor], known: Sequence[str], columns: Sequenc
 
 
 def unique(names: Iterable[str]) -> list[str]:
-    """Return names once each, in the order in which they first appear."""
+    """Return names without duplicates, in the order of their first appearance."""
     return list(dict.fromkeys(names))
 
 

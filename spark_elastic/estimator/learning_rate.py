@@ -22,9 +22,9 @@ from spark_elastic.estimator.callbacks import BatchContext, Callback, EpochConte
 if TYPE_CHECKING:
     from spark_elastic.estimator.estimator import ElasticEstimator
 
-# The entry of the history in which the losses of the steps come back to the driver.
+# The entry of the history that returns the losses of the steps to the driver.
 _LOSSES = "losses_of_steps"
-# How much of the smoothed loss stays in a step.
+# The fraction of the smoothed loss that each step retains.
 _SMOOTHING = 0.9
 
 
@@ -73,7 +73,7 @@ def find_learning_rate(
         schedulerParams={"lr_lambda": growth},
         schedulerInterval="step",
         stepsPerEpoch=steps,
-        epochs=steps,  # at most: ``Sweep`` ends training when there have been so many steps
+        epochs=steps,  # an upper bound: ``Sweep`` ends training after this many steps
         callbacks=[Sweep(steps)],
         terminateOnNaN=False,
         verbose=0,
@@ -87,7 +87,7 @@ def find_learning_rate(
 
 @dataclass(frozen=True)
 class Growth:
-    """The factor of the learning rate in each step: from 1 to ``factor`` in so many steps, and no further."""
+    """The factor of the learning rate in each step: it grows from 1 to ``factor`` in ``steps`` steps, and no further."""
 
     factor: float
     steps: int
@@ -99,16 +99,16 @@ class Growth:
 
 @saved_as("spark_elastic.estimator")
 class Sweep(Callback):
-    """Keeps the loss of each step, and ends training after the epoch in which there have been enough steps."""
+    """Records the loss of each step, and ends training after the epoch in which enough steps are reached."""
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
         self.losses: dict[int, float] = {}
 
     def on_batch_end(self, ctx: BatchContext) -> None:
-        """Note the loss; steps that a loss of workers repeats are noted once.
+        """Record the loss. Steps that are repeated after a loss of workers are recorded once.
 
-        The number comes from what commits keep, as the learning rate does: a loss of workers may undo the notes of an epoch.
+        The step number comes from committed state, like the learning rate: a loss of workers may undo an epoch's records.
         """
         self.losses[ctx.global_step] = ctx.loss
 

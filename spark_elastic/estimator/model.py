@@ -41,7 +41,7 @@ _STRUCT = "__spark_elastic_prediction"
 
 @dataclass(frozen=True)
 class TrainingSummary:
-    """What Spark ML's summaries of training have in common; ``model.history`` has the rest.
+    """The common part of Spark ML's training summaries. ``model.history`` has the rest.
 
     objectiveHistory: the mean training loss of each epoch. totalIterations: the number of epochs.
     """
@@ -53,7 +53,7 @@ class TrainingSummary:
 class ElasticModel(Model, FitParams, MLReadable["ElasticModel"], MLWritable, ElasticModelAccessors):
     """A trained network as a Transformer, with the uid and the Params of its estimator. Subclasses define the output columns.
 
-    A network that was trained elsewhere can be given as well; the shapes of its rows are then taken from the first DataFrame.
+    A network that was trained elsewhere can be given as well. The shapes of its rows then come from the first DataFrame.
 
     model: the network, on the CPU. history: a dict for each epoch, with epoch, loss, val_loss, metrics, rows, seconds, and the
     sizes of the world. run_id: the name of the run in the store.
@@ -66,7 +66,7 @@ class ElasticModel(Model, FitParams, MLReadable["ElasticModel"], MLWritable, Ela
     defaults: ClassVar[dict[str, Json]] = {"transformBatchSize": 1024}
 
     def __init__(self, model: torch.nn.Module | None = None, **params: object) -> None:
-        """Keep the network itself, and set the Params. Raises ``TypeError`` and ``ValueError`` for what does not fit."""
+        """Store the network itself, and set the Params. Raises ``TypeError`` and ``ValueError`` for values that do not fit."""
         try:
             self.model = None if model is None else module(model)
         except TypeError as error:
@@ -82,7 +82,7 @@ class ElasticModel(Model, FitParams, MLReadable["ElasticModel"], MLWritable, Ela
         super().__init__(**params)
 
     def describe(self, **facts: object) -> Self:
-        """Set facts that training has found out, such as layout, shapes, widths and history."""
+        """Set facts from training, such as layout, shapes, widths and history."""
         for name, value in facts.items():
             setattr(self, name, value)
         return self
@@ -104,15 +104,15 @@ class ElasticModel(Model, FitParams, MLReadable["ElasticModel"], MLWritable, Ela
 
     @property
     def summary(self) -> TrainingSummary:
-        """The course of the fit. Raises ``RuntimeError``, as Spark's models do, if there was none."""
+        """The summary of the fit. Raises ``RuntimeError``, as Spark's models do, if there was no fit."""
         if not self.history:
             raise RuntimeError(f"there is no training summary: this {type(self).__name__} does not come from a fit")
         return TrainingSummary([float(entry["loss"]) for entry in self.history], len(self.history))
 
     def explain(self) -> str:
-        """Say what the network is: its class, its parameters and bytes, and the shapes of its arguments and outputs.
+        """Describe the network: its class, its parameters and bytes, and the shapes of its arguments and outputs.
 
-        An argument is shown by its columns, those that go side by side into one argument in parentheses, and by its keyword.
+        An argument is shown by its keyword and its columns, in parentheses if several go side by side into one argument.
         """
         if self.model is None:
             return f"{type(self).__name__} without a network"
@@ -132,7 +132,7 @@ class ElasticModel(Model, FitParams, MLReadable["ElasticModel"], MLWritable, Ela
         return "\n".join(lines)
 
     def _feed(self, columns: Sequence[str], *, categorical: bool = False) -> None:
-        """Feed these columns to the positional arguments of the network, or to that of categories, once its inputs are known."""
+        """Feed these columns to the network's positional arguments, or to that of categories, once its inputs are known."""
         inputs = self.layout.inputs
         if not inputs:
             return
@@ -155,7 +155,7 @@ class ElasticModel(Model, FitParams, MLReadable["ElasticModel"], MLWritable, Ela
     # ------------------------------------------------------------------ for subclasses
 
     def _outputs(self) -> dict[str, int]:
-        """Return the numbers in a row of each output column, by name; 0 for a single number that is not a vector."""
+        """Return how many numbers a row of each output column has, by name; 0 for a single number that is not a vector."""
         raise NotImplementedError
 
     def _finish(self, outputs: Mapping[str, int]) -> Finish:
@@ -164,7 +164,7 @@ class ElasticModel(Model, FitParams, MLReadable["ElasticModel"], MLWritable, Ela
 
     @property
     def _label_classes(self) -> int | None:
-        """How many classes labels may have; None where they need not be classes."""
+        """The number of classes that labels may have; None if labels need not be classes."""
         return None
 
     def _check(self, facts: Facts) -> None:
@@ -199,16 +199,16 @@ class ElasticModel(Model, FitParams, MLReadable["ElasticModel"], MLWritable, Ela
         rows = carry_vectors(dataset, self.layout.features)
         found = rows.withColumn(_STRUCT, self._prediction_udf(rows.sparkSession, outputs)(rows))
         made = [self._output(name, width) for name, width in outputs.items()]
-        return found.select("*", *made).drop(_STRUCT)  # by "*", as columns that nobody uses may share a name
+        return found.select("*", *made).drop(_STRUCT)  # "*", because unused columns may share a name
 
     def udf(self, name: str, spark: SparkSession | None = None) -> Callable[..., Column]:
-        """Register the model as a function of SQL, as in ``SELECT name(a, b) FROM rows``, and return it.
+        """Register the model as a SQL function, as in ``SELECT name(a, b) FROM rows``, and return it.
 
-        name: what SQL calls it. spark: the session; by default the active one. The function takes the features, in the order in
-        which the Params name them: numbers, and arrays of numbers or vectors. It returns the output where there is one, and a
-        struct of the outputs otherwise, with arrays for vectors. Raises ``ValueError`` without a network, or with one from
-        elsewhere that has not transformed a DataFrame yet. Where rows with vectors come straight from Parquet, Spark 4.2 and 4.3
-        need the setting ``spark.sql.execution.arrow.pythonUDF.columnarInput.enabled=false``.
+        name: the function's name in SQL. spark: the session; by default the active one. The function takes the features in the
+        order in which the Params name them, as numbers, arrays of numbers, or vectors. It returns the output if there is only
+        one, otherwise a struct of the outputs, with arrays for vectors. Raises ``ValueError`` without a network, or with one
+        from elsewhere that has not transformed a DataFrame yet. If rows with vectors come straight from Parquet, Spark 4.2 and
+        4.3 need the setting ``spark.sql.execution.arrow.pythonUDF.columnarInput.enabled=false``.
         """
         session = spark or SparkSession.getActiveSession()
         if session is None:
@@ -219,13 +219,13 @@ class ElasticModel(Model, FitParams, MLReadable["ElasticModel"], MLWritable, Ela
         return self._prediction_udf(session, self._outputs()).register(session, name)
 
     def export(self, path: str | os.PathLike[str], rows: Mapping[str, torch.Tensor] | None = None) -> None:
-        """Write the network as a program that runs without its Python code, and takes batches of any number of rows.
+        """Write the network as a program that runs without its Python code, for batches of any number of rows.
 
-        path: a local file, whose ending says what is written: ``.pt2`` by ``torch.export``, which ``torch.export.load`` reads, or
-        ``.onnx``, for which onnx and onnxscript have to be installed, and the network to have less than 2 GB. rows: a few rows of
-        the features, by column; by default zeros, which are fractional. The program takes what ``forward`` takes: columns
-        positionally, or the keywords of ``inputs``. Raises ``ValueError`` for a network that cannot be exported, with torch's
-        reason, and for columns of lists of different lengths.
+        path: a local file. Its suffix determines the format: ``.pt2`` by ``torch.export``, which ``torch.export.load`` reads,
+        or ``.onnx``, which requires onnx and onnxscript, and a network below 2 GB. rows: a few rows of the features, by column;
+        by default fractional zeros. The program takes the arguments of ``forward``: columns positionally, or the keywords of
+        ``inputs``. Raises ``ValueError`` for a network that cannot be exported, with torch's reason, and for columns of lists
+        of different lengths.
         """
         export_network(self._known_network(), self.layout, self.shapes, os.fspath(path), rows)
 
@@ -245,7 +245,7 @@ class ElasticModel(Model, FitParams, MLReadable["ElasticModel"], MLWritable, Ela
         return (array_to_vector(value) if width else value).alias(name, metadata=self._metadata(name))
 
     def _prediction_udf(self, session: SparkSession, outputs: Mapping[str, int]) -> PredictionUdf:
-        """Return the UDF, made once for a set of outputs, so that executors keep their network for several queries."""
+        """Return the UDF, which is made once for a set of outputs, so that executors keep their network for several queries."""
         key = (
             session.conf.get("spark.app.id"),
             tuple(outputs.items()),
@@ -269,7 +269,7 @@ class ElasticModel(Model, FitParams, MLReadable["ElasticModel"], MLWritable, Ela
         return self._udf[1]
 
     def _scorer(self, finish: Finish) -> Scorer:
-        """Return a scorer of the network itself, not of a copy, so that the driver predicts where the parameters are."""
+        """Return a scorer of the network itself, not of a copy, so that the driver predicts on the parameters' device."""
         assert self.model is not None
         return Scorer(self.model, self.layout, finish)
 
@@ -288,24 +288,24 @@ def _learns(parameter: torch.nn.Parameter) -> bool:
 
 
 def _argument(entry: Input) -> str:
-    """Write an argument of ``forward``: its keyword, if it has one, and its columns."""
+    """Format an argument of ``forward``: its keyword, if it has one, and its columns."""
     columns = ", ".join(entry.columns)
     shown = columns if len(entry.columns) == 1 else f"({columns})"
     return shown if entry.name is None else f"{entry.name}={shown}"
 
 
 def _row(shape: tuple[int, ...] | None) -> str:
-    """Write the shape of a batch; None stands for lists of different lengths."""
+    """Format the shape of a batch; None stands for lists of different lengths."""
     return "[rows, lists]" if shape is None else f"[{', '.join(['rows', *map(str, shape)])}]"
 
 
 def _state_of(network: torch.nn.Module | None) -> bytes:
-    """Return a digest of all that a network holds: torch notes no changes of ``.data``, and nobody those of attributes."""
+    """Return a digest of everything in a network: torch does not track changes of ``.data``, and nothing tracks attributes."""
     return hashlib.blake2b(cloudpickle.dumps(network)).digest()
 
 
 def named_once(columns: Iterable[tuple[str, int]]) -> dict[str, int]:
-    """Return the widths of output columns by their names. Raises ValueError for two columns of one name."""
+    """Return the widths of output columns by name. Raises ValueError for duplicate names."""
     found: dict[str, int] = {}
     for name, width in columns:
         if name in found:
@@ -316,7 +316,7 @@ def named_once(columns: Iterable[tuple[str, int]]) -> dict[str, int]:
 
 @saved_as("spark_elastic.estimator")
 class TorchModel(ElasticModel, TorchModelAccessors):
-    """Adds ``outputCols``: a double if the network returns one number per row, else a vector."""
+    """Adds ``outputCols``: a double if an output has one number per row, else a vector."""
 
     outputCols = param("outputCols", "columns for the network's outputs, in its order", names)
     featureCols = param("featureCols", FEATURE_COLS, names)
@@ -364,7 +364,7 @@ class TorchModel(ElasticModel, TorchModelAccessors):
 
 
 class Flat:
-    """Makes columns of [rows] or [rows, n] from outputs of any shape."""
+    """Makes [rows] or [rows, n] columns from outputs of any shape."""
 
     def __init__(self, outputs: Sequence[tuple[str, int]]) -> None:
         self.outputs = outputs

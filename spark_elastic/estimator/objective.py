@@ -1,4 +1,4 @@
-"""What training minimizes and reports: losses, one for each label or one for all, and metrics."""
+"""What training minimizes and reports: losses (one per label, or one for all) and metrics."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from spark_elastic.errors import DataError
 from spark_elastic.estimator.layout import Layout, outputs_of, plain
 from spark_elastic.estimator.shapes import ClassificationLoss, meet, name_of, takes_classes
 
-# Stands for a weight of zero, by which nothing can be divided.
+# Replaces a weight of zero, to avoid dividing by zero.
 TINY = 1e-30
 # The label that torch's cross entropy ignores by default.
 _IGNORED = -100
@@ -45,16 +45,16 @@ class Objective:
     count: int = 1
 
     def to(self, device: torch.device) -> Objective:
-        """Return an objective whose losses and metrics have their tensors, such as weights of classes, on ``device``."""
+        """Return an objective whose losses and metrics have their tensors, such as class weights, on ``device``."""
         if device.type == "cpu":
             return self
         metrics = {name: moved(metric, device) for name, metric in self.metrics.items()}
         return replace(self, losses=tuple(moved(loss, device) for loss in self.losses), metrics=metrics)
 
     def pairs(self, layout: Layout, outputs: object, batch: Mapping[str, torch.Tensor]) -> list[Pair]:
-        """Return (loss, output, label), in shapes that fit each other, for each loss.
+        """Return (loss, output, label), in matching shapes, for each loss.
 
-        For one loss and one output with several labels of one number each, the labels are put side by side.
+        If there is one loss and one output but several labels of one number each, the labels are put side by side.
         """
         found = outputs_of(outputs, layout)
         labels = [plain(batch[name]) for name in layout.labels]
@@ -99,7 +99,7 @@ class Objective:
     ) -> dict[str, float]:
         """Return the value of each metric for one batch, except those in ``but``.
 
-        Of a metric that returns one number for each row it is the mean, weighted by ``weight`` [rows] if that is given.
+        For a metric that returns one number for each row, the value is the mean, weighted by ``weight`` [rows] if given.
         """
         values = {}
         for name, (metric, place) in (self.metrics_of(layout) if pairs else {}).items():
@@ -112,17 +112,17 @@ class Objective:
         return values
 
     def check_metrics(self, layout: Layout, pairs: Sequence[Pair]) -> None:
-        """Raise TypeError for a metric that returns no number. What a metric raises for a few rows is not told."""
+        """Raise TypeError for a metric that returns no number. Errors that a metric raises for so few rows are ignored."""
         for name, (metric, place) in self.metrics_of(layout).items():
             _, output, label = pairs[place]
             try:
                 value = metric(output.detach(), label)
-            except Exception:  # as one that needs rows of each class
+            except Exception:  # for example a metric that needs rows of each class
                 continue
             _number(name, value, None, len(output))
 
     def metrics_of(self, layout: Layout) -> dict[str, tuple[Metric, int]]:
-        """Return each metric and the place of its label; the names begin with the label if there are several."""
+        """Return each metric with the position of its label. If there are several labels, names begin with the label."""
         if self.count == 1:
             return {name: (metric, 0) for name, metric in self.metrics.items()}
         places = [(place, label) for place, label in enumerate(layout.labels) if place < self.count]
@@ -131,9 +131,9 @@ class Objective:
     def accumulators(
         self, layout: Layout, device: torch.device, see_all_rows: bool = False
     ) -> dict[str, tuple[Metric, int]]:
-        """Return fresh copies of the metrics that keep a state, by name, each with the place of its label.
+        """Return fresh copies of the stateful metrics, by name, each with the position of its label.
 
-        see_all_rows: each rank will give its own all rows, so there is nothing to bring together from other ranks.
+        see_all_rows: each rank will give its metrics all rows, so nothing has to be combined over ranks.
         """
         kept = {name: entry for name, entry in self.metrics_of(layout).items() if keeps_state(entry[0])}
         copies = {name: (copy.deepcopy(metric).to(device), place) for name, (metric, place) in kept.items()}
@@ -145,15 +145,15 @@ class Objective:
 
 
 def keeps_state(metric: object) -> bool:
-    """Whether a metric is an object that is given batch after batch, as those of torchmetrics are."""
+    """Whether a metric is an object that accumulates over batches, as those of torchmetrics do."""
     return all(hasattr(metric, name) for name in ("update", "compute", "reset"))
 
 
 def united(metric: Metric) -> Metric:
-    """Return the metric over the rows of all ranks, which all call this. One of torchmetrics brings its state together itself."""
+    """Return the metric over the rows of all ranks, all of which call this. A torchmetrics metric combines its state itself."""
     if se.size() == 1 or hasattr(metric, "sync_on_compute"):
         return metric
-    # Its class may be one of a script or a notebook, which plain pickle finds nowhere.
+    # The metric's class may be from a script or a notebook, which plain pickle cannot import.
     gathered = se.allgather_object(cloudpickle.dumps(metric.to(torch.device("cpu"))))
     first, *others = map(cloudpickle.loads, gathered)
     first.merge_state(others)
@@ -161,7 +161,7 @@ def united(metric: Metric) -> Metric:
 
 
 def check_united(name: str, metric: object) -> None:
-    """Raise TypeError for a metric that keeps a state which no rank could bring together with those of the others."""
+    """Raise TypeError for a stateful metric whose state cannot be combined over ranks."""
     if keeps_state(metric) and not (hasattr(metric, "sync_on_compute") or hasattr(metric, "merge_state")):
         raise TypeError(
             f"metrics: {name} keeps a state, so that each worker would compute it over its own rows of validation only: take a "
@@ -170,7 +170,7 @@ def check_united(name: str, metric: object) -> None:
 
 
 def moved(value: Any, device: torch.device) -> Any:
-    """Return a copy of a function or an object with its tensors on ``device``: attributes, defaults, values of closures."""
+    """Return a copy of a function or an object with its tensors (attributes, defaults, closure values) on ``device``."""
     if isinstance(value, torch.Tensor):
         return value.to(device)
     if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
@@ -203,9 +203,9 @@ def moved(value: Any, device: torch.device) -> Any:
 
 
 def label_weights(loss: object, label: torch.Tensor) -> torch.Tensor | None:
-    """Return the weights by whose sum the mean of torch's cross entropy divides, in a row's labels together [rows].
+    """Return the weights [rows] by whose sum the mean of torch's cross entropy divides, added up over each row's labels.
 
-    These are those of the labels' classes, and 0 for labels that it ignores. None for other losses, and for labels that are
+    A label has the weight of its class, or 0 if it is ignored. Returns None for other losses, and for labels that are
     probabilities.
     """
     options = _cross_entropy_options(loss)
@@ -220,13 +220,13 @@ def label_weights(loss: object, label: torch.Tensor) -> torch.Tensor | None:
 
 
 def weighs_labels(loss: object) -> bool:
-    """Whether torch's cross entropy was given weights of classes, or a label to ignore."""
+    """Whether this is torch's cross entropy with class weights, or with a label to ignore."""
     weight, ignored = _cross_entropy_options(loss) or (None, _IGNORED)
     return weight is not None or ignored != _IGNORED
 
 
 def ignores(loss: object, label: float | None) -> bool:
-    """Whether this is torch's cross entropy, and ignores this label."""
+    """Whether this is torch's cross entropy and ignores this label."""
     options = _cross_entropy_options(loss)
     return options is not None and options[1] == label
 
@@ -237,7 +237,7 @@ def is_cross_entropy(loss: object) -> bool:
 
 
 def refuse_ignored(pairs: Sequence[Pair], labels: Sequence[str]) -> None:
-    """Raise ``DataError`` where a loss ignores labels, and rows cannot be weighted by what it counts."""
+    """Raise ``DataError`` if a loss ignores labels, and rows cannot be weighted by their counted labels."""
     for place, (loss, _, label) in enumerate(pairs):
         _, ignored = _cross_entropy_options(loss) or (None, None)
         if ignored is not None and not label.is_nested and bool((label == ignored).any()):
@@ -249,7 +249,7 @@ def refuse_ignored(pairs: Sequence[Pair], labels: Sequence[str]) -> None:
 
 
 def _cross_entropy_options(loss: object) -> tuple[torch.Tensor | None, int] | None:
-    """Return the weights of classes and the label to ignore of torch's cross entropy; None for other losses."""
+    """Return the class weights and the ignored label of torch's cross entropy; None for other losses."""
     if isinstance(loss, (torch.nn.CrossEntropyLoss, torch.nn.NLLLoss)):
         return loss.weight, loss.ignore_index
     given = loss.keywords if isinstance(loss, functools.partial) else {}

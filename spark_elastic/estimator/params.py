@@ -1,4 +1,4 @@
-"""The Params of the estimators and models: documentation, getters and setters. What each accepts is in ``converters``."""
+"""The Params of estimators and models: documentation, getters and setters. ``converters`` defines what each accepts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 class Parameterized(Params):
-    """Params that are given by keyword, each with ``getX`` and ``setX``; ``defaults`` holds defaults that JSON can represent."""
+    """Params given by keyword, each with ``getX`` and ``setX``. ``defaults`` holds defaults that JSON can represent."""
 
     defaults: ClassVar[dict[str, Json]] = {}
 
@@ -64,7 +64,7 @@ class Parameterized(Params):
         self.setParams(**params)
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Raise AttributeError for ``estimator.epochs = 5``, which would put a number in the place of the Param."""
+        """Raise AttributeError for ``estimator.epochs = 5``, which would replace the Param by a number."""
         if not isinstance(value, Param) and isinstance(inspect.getattr_static(type(self), name, None), Param):
             raise AttributeError(f"{name} is a Param: write set{name[0].upper()}{name[1:]}({value!r})")
         super().__setattr__(name, value)
@@ -79,7 +79,7 @@ class Parameterized(Params):
         return self._set(**{name: value for name, value in params.items() if value is not None})
 
     def value(self, name: str) -> Any:
-        """Return the value of a Param, else its default, else None."""
+        """Return the value of a Param, or its default, or None."""
         param = self.getParam(name)
         return self.getOrDefault(param) if self.isDefined(param) else None
 
@@ -248,7 +248,7 @@ class FitParams(Parameterized, FitParamsAccessors):
 
 
 class TrainingParams(FitParams, TrainingParamsAccessors):
-    """What all estimators have in common."""
+    """The Params that all estimators have in common."""
 
     model = param("model", "the network, a torch.nn.Module; fit trains a copy", module)
     store = param("store", "a Store or its URL; in local modes a temporary folder if none is given", store)

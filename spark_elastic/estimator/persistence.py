@@ -6,8 +6,8 @@
     weights.safetensors  every tensor of the network, by its name in the state dict
     code.pkl             the network without its tensors, and Params that JSON cannot represent (functions, classes)
 
-``code.pkl`` is code, which runs when it is loaded. Reading the other two runs nothing. docs/formats.md describes all three;
-whatever earlier releases saved can still be read.
+``code.pkl`` is code, which runs when it is loaded. Reading the other two runs nothing. docs/formats.md describes all three.
+Files that earlier releases saved can still be read.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class EstimatorWriter(MLWriter):
         self.instance = instance
 
     def saveImpl(self, path: str) -> None:
-        """Write metadata, Params, tensors and everything else into the folder."""
+        """Write metadata, Params, tensors and all other objects into the folder."""
         plain, other = self._params()
         with tempfile.TemporaryDirectory(prefix="spark_elastic-") as folder:
             written = write_objects(folder, {"params": other, **self._objects()})
@@ -84,7 +84,7 @@ class EstimatorWriter(MLWriter):
 class ModelWriter(EstimatorWriter):
     """Writes a model with its network, history and layout.
 
-    Functions and classes with which it was trained are left out, because loading a model must not require their modules.
+    Functions and classes from its training are left out, because loading a model must not require their modules.
     """
 
     instance: ElasticModel
@@ -168,7 +168,7 @@ def split_params(instance: Params) -> tuple[dict[str, Json], dict[str, object]]:
 
 
 def _files_beside_metadata(path: str) -> Files:
-    """Open the folder whose metadata Spark writes and reads. Raises OSError if this process sees another folder."""
+    """Open the folder whose metadata Spark writes and reads. Raises OSError if this process sees a different folder."""
     files = open_files(path)
     if not files.exists(f"{path}/metadata"):
         raise OSError(
@@ -178,9 +178,9 @@ def _files_beside_metadata(path: str) -> Files:
 
 
 def _context(base: BaseReadWrite) -> SparkContext | SparkSession:
-    """Return what Spark's readers and writers of metadata take: a SparkContext before Spark 4, a session since then."""
+    """Return what Spark's metadata readers and writers take: a SparkContext before Spark 4, a session from then on."""
     with starting_spark():
-        session = base.sparkSession  # which makes one where there is none
+        session = base.sparkSession  # creates a session if there is none
     return session if int(session.version.split(".")[0]) >= 4 else session.sparkContext
 
 

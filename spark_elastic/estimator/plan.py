@@ -1,4 +1,4 @@
-"""What the workers have to know about a fit, and what they return."""
+"""What workers have to know about a fit, and what they return."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from spark_elastic.estimator.objective import Objective
 class DataPlan:
     """Where the rows come from and how many form a batch: the arguments of ``ParquetLoader``.
 
-    check: whether values still have to be checked for being finite numbers. validation_batch_size: None for as many rows as a
-    training batch has on one worker. shards: into how many parts training batches are cut; None if they are not. balance:
-    "auto" if workers' rows of a training batch follow their speeds.
+    check: whether workers still have to check that values are finite. validation_batch_size: None for as many rows as a
+    training batch has on one worker. shards: the number of parts into which training batches are cut; None if they are not cut.
+    balance: "auto" if each worker's rows of a training batch follow its speed.
     """
 
     training_url: str
@@ -51,7 +51,7 @@ class DataPlan:
 
     @property
     def training(self) -> dict[str, Any]:
-        """The arguments of the loader of the rows to train on."""
+        """The arguments of the loader of training rows."""
         return {
             "batch_size": self.batch_size,
             "global_batch_size": self.global_batch_size,
@@ -67,9 +67,9 @@ class DataPlan:
 class StepPlan:
     """How gradients become steps.
 
-    optimizer: a class or function of the parameters, which is called with ``optimizer_arguments``, or an instance over the
-    parameters of the model that travels with it. zero_redundancy: whether its state is divided among workers. scheduler: a class
-    or function of the optimizer.
+    optimizer: a class or function of the parameters, which is called with ``optimizer_arguments``, or an instance with the
+    parameters of the model, which is pickled with it. zero_redundancy: whether its state is divided among workers. scheduler: a
+    class or function of the optimizer.
     """
 
     optimizer: Callable[..., torch.optim.Optimizer] | torch.optim.Optimizer
@@ -89,13 +89,13 @@ class StepPlan:
 class TrainingPlan:
     """A fit. Model and optimizer instance are pickled together, so that they keep sharing parameters.
 
-    callbacks: the pickled callbacks. callbacks_given: a description of them, by which a run that continues with other callbacks
-    notices that. class_labels: columns that have to hold whole numbers. classes: how many classes a classifier's label has.
-    terminate_on_nan: whether a loss that is not a finite number ends the fit. commit_steps: the steps between two commits.
-    class_weights: for each class that the label may be, the factor of its rows' weights; empty if there are none. weighs_labels:
-    the one loss may divide by the weights of its labels. may_ignore: losses may ignore labels that no weights stand for, and
-    that has to be looked for. has_unused: whether some parameters that are trained may get no
-    gradient. fit_id: tells this fit from an earlier one of the same run.
+    callbacks: the pickled callbacks. callbacks_given: a description of them, which reveals that a run continues with other
+    callbacks. class_labels: columns that have to hold whole numbers. classes: how many classes a classifier's label has.
+    terminate_on_nan: whether a non-finite loss ends the fit. commit_steps: the steps between two commits. class_weights: for
+    each class of the label, the factor of its rows' weights; empty if there are none. weighs_labels: whether the only loss may
+    divide by the weights of its labels. may_ignore: whether steps have to look for labels that a loss ignores and that no
+    weights account for. has_unused: whether some trained parameters may get no gradient. fit_id: distinguishes this fit from an
+    earlier one of the same run.
     """
 
     run_id: str
@@ -125,10 +125,10 @@ class TrainingPlan:
 
 @dataclass(frozen=True)
 class Trained:
-    """What rank 0 returns: the model's state dict and its other buffers, on the CPU, and a dict for each epoch.
+    """Rank 0's result: the model's state dict and its other buffers, on the CPU, and a dict for each epoch.
 
-    changed: plain attributes of the network that training has changed, which are not among the weights. not_finite: says where
-    a loss was NaN or infinite and has ended training; the weights are then those of the step before.
+    changed: plain attributes of the network that training has changed, which are not part of the weights. not_finite: says
+    where a NaN or infinite loss has ended training; the weights are then those of the step before.
     """
 
     weights: dict[str, object]

@@ -38,15 +38,15 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-# It divides evenly among 1, 2, 3, 4, 6, 8, 12 and 24 workers.
+# 24 shards divide evenly among 1, 2, 3, 4, 6, 8, 12 and 24 workers.
 DEFAULT_SHARDS = 24
-# What an epoch of the history has beside the user's metrics.
+# The numbers in an epoch of the history besides the user's metrics.
 OWN_NUMBERS = frozenset({"epoch", "learning_rate", "loss", "rows", "seconds", "sizes", "val_loss", "weight"})
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Numbers of workers: below ``least`` training waits, with ``start`` it starts, ``most`` are requested from Spark."""
+    """Numbers of workers: training waits below ``least`` and starts with ``start``; ``most`` are requested from Spark."""
 
     least: int
     start: int
@@ -57,8 +57,8 @@ class Sizes:
 class Recipe:
     """What is trained, and how: copies of the network and of an optimizer instance over it, with their settings.
 
-    is_weighted: whether rows weigh differently in the loss. has_unused: whether the loss does not depend on some of the
-    parameters that are trained.
+    is_weighted: whether rows have different weights in the loss. has_unused: whether the loss does not depend on some trained
+    parameters.
     """
 
     network: torch.nn.Module
@@ -71,9 +71,10 @@ class Recipe:
     has_unused: bool = False
 
     def checked_on(self, batch: dict[str, torch.Tensor], *, labels_known: bool = True) -> Recipe:
-        """Try one step on the driver's CPU, if it can run there, and return the recipe with what was learnt from it.
+        """Try one step on the driver's CPU, if it can run there, and return the recipe with what the step has shown.
 
-        labels_known: the labels are not made up. Raises ValueError if network, columns, labels and losses do not fit each other.
+        labels_known: whether the labels are real, not made up. Raises ValueError if network, columns, labels and losses do not
+        fit each other.
         """
         if not self.on_cpu:
             return self
@@ -90,7 +91,7 @@ class Recipe:
         return replace(self, layout=layout, objective=objective, has_unused=unused)
 
     def check_evaluation(self, batch: dict[str, torch.Tensor]) -> None:
-        """Raise ValueError if the network returns in evaluation what its losses take for something else."""
+        """Raise ValueError if losses would misinterpret the network's outputs in evaluation mode."""
         if not self.on_cpu or self.objective is None:
             return
         with own_randomness(0):
@@ -106,9 +107,9 @@ class Recipe:
                 self.checked_on({**batch, name: torch.full_like(batch[name], most)})
 
     def weighs_labels(self, facts: Facts, shards: int | None, sample: Mapping[str, torch.Tensor]) -> bool:
-        """Whether the one loss may divide by the weights of its labels. Raises ValueError if it ignores some of those in shards.
+        """Whether the only loss may divide by the weights of its labels. Raises ValueError if, with shards, it ignores some.
 
-        facts: of the whole data; of lists they say only how long they are. sample: a few rows.
+        facts: those of the whole data; for lists they only have the lengths. sample: a few rows.
         """
         if self.objective is None or len(self.layout.labels) != 1 or self.steps.train_step is not None:
             return False
@@ -124,7 +125,7 @@ class Recipe:
         return has_ignored or may_ignore or weighs_labels(loss)
 
     def may_ignore(self, facts: Facts, shards: int | None, sample: Mapping[str, torch.Tensor]) -> bool:
-        """Whether steps have to look for labels that a loss ignores, where rows cannot be weighted by what it counts."""
+        """Whether steps have to look for labels that a loss ignores, because rows cannot be weighted by their counted labels."""
         if (
             self.objective is None
             or self.steps.train_step is not None
@@ -136,7 +137,7 @@ class Recipe:
         return any(each is None or ignores(loss, each) for loss in losses for each in least)
 
     def _least(self, label: str, facts: Facts, sample: Mapping[str, torch.Tensor]) -> float | None:
-        """Return the least label; None where facts do not tell: of lists they have lengths, and a transform may change labels."""
+        """Return the least label; None if facts lack it: for lists they have lengths, and a transform may change labels."""
         known = label in facts and sample[label].dim() == 1 and self.transform is None
         return facts[label]["min"] if known else None
 
@@ -154,7 +155,7 @@ _one_generator = threading.Lock()
 def own_randomness(seed: int) -> Iterator[None]:
     """Draw random numbers from ``seed``, and leave torch's generator unchanged.
 
-    All threads share the generator, so concurrent fits take turns; otherwise their networks would use each other's numbers.
+    All threads share the generator, so concurrent fits take turns. Otherwise their networks would use each other's numbers.
     """
     with _one_generator, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -209,9 +210,9 @@ def plan_split(params: Parameterized, indicator: str | None, schema: StructType)
 
 
 def plan_sizes(params: Parameterized, session: SparkSession) -> Sizes:
-    """Return minNp, numProc and maxNp. Their defaults are one worker at least, and all slots to start with and at most.
+    """Return minNp, numProc and maxNp. By default, minNp is one worker, and numProc and maxNp are all slots.
 
-    A driver in the cluster leaves the workers fewer slots.
+    A driver in the cluster leaves fewer slots for workers.
     """
     least, start, most = params.value("minNp"), params.value("numProc"), params.value("maxNp")
     _, default_start, default_most = default_sizes(session, start, least, most, plan_resources(params))
@@ -227,13 +228,13 @@ def plan_sizes(params: Parameterized, session: SparkSession) -> Sizes:
 
 
 def plan_resources(params: Parameterized) -> TaskResources | None:
-    """Return what each task is to be given; None leaves that to the session."""
+    """Return the resources of each task; None leaves them to the session."""
     wanted = params.value("resourceProfile")
     return None if wanted is None else TaskResources.of(wanted, "resourceProfile")
 
 
 def plan_shards(params: Parameterized) -> int | None:
-    """Return into how many shards batches are cut; None without ``deterministic``. Raises ValueError for what does not fit.
+    """Return the number of shards of a batch; None without ``deterministic``. Raises ValueError for Params that do not fit.
 
     A batch size that ``fit`` picks is at least as large.
     """
@@ -259,9 +260,9 @@ def plan_shards(params: Parameterized) -> int | None:
 def plan_data(
     params: Parameterized, urls: tuple[str, str | None], storage_options: Mapping[str, object], check: bool
 ) -> DataPlan:
-    """Plan how workers read the data for training and validation at ``urls``. check: the values have yet to be checked.
+    """Plan how workers read the data for training and validation at ``urls``. check: whether values have yet to be checked.
 
-    The batch size is that of the Params, which ``settle_batch`` may have to add.
+    The batch size comes from the Params; if they have none, ``settle_batch`` adds it.
     """
     plan = DataPlan(
         training_url=full_url(urls[0]),
@@ -280,7 +281,7 @@ def plan_data(
 
 
 def given_batch(params: Parameterized) -> dict[str, int]:
-    """Return the Param that gives the batch size, by its name; nothing if ``fit`` is to pick one."""
+    """Return the Param that gives the batch size, by name; empty if ``fit`` is to pick one."""
     for name in ("globalBatchSize", "batchSize"):
         if (rows := params.value(name)) is not None:
             return {name: rows}
@@ -290,10 +291,10 @@ def given_batch(params: Parameterized) -> dict[str, int]:
 def settle_batch(
     params: Parameterized, data: DataPlan, sizes: Sizes, batch: Mapping[str, int]
 ) -> tuple[DataPlan, Sizes]:
-    """Return the plans of a fit whose Params leave the batch size open: it is that of the run, ``batch``, a Param by its name.
+    """Return the plans of a fit whose Params leave the batch size open: it is the run's ``batch``, a Param by name.
 
-    Workers are at most so many that each has a share of a global batch, unless Params ask for more. Raises ValueError if a run
-    that continues has a ``batchSize``, and the Params want a ``balance``.
+    There are at most as many workers as have a fair share of a global batch, unless Params request more. Raises ValueError if a
+    continuing run has a ``batchSize``, and the Params want a ``balance``.
     """
     _check_balance(params, batch)
     data, everywhere = _with_batch(params, data, batch), batch.get("globalBatchSize")
@@ -305,9 +306,9 @@ def settle_batch(
 
 
 def adapts_np(params: Parameterized, data: DataPlan) -> bool:
-    """Whether the fit may train with fewer workers where that is faster.
+    """Whether the fit may train with fewer workers if that is faster.
 
-    With a ``batchSize`` on each worker the rows of a step would follow the number of workers. With ``zeroRedundancy`` fewer
+    With a ``batchSize`` per worker, the rows of a step would depend on the number of workers. With ``zeroRedundancy``, fewer
     workers would have to hold larger parts of the optimizer's state.
     """
     return bool(params.value("adaptiveNp") and data.global_batch_size and not params.value("zeroRedundancy"))
@@ -324,7 +325,7 @@ def _with_batch(params: Parameterized, data: DataPlan, batch: Mapping[str, int])
 
 
 def made_up_batch(layout: Layout, schema: StructType) -> dict[str, torch.Tensor] | None:
-    """Make a batch of zeros in the shapes of the schema; None if the schema does not have all shapes."""
+    """Make a batch of zeros in the shapes of the schema; None if the schema lacks some shapes."""
     shapes = {name: row_shape(schema[name]) for name in layout.columns}
     known = {name: shape for name, shape in shapes.items() if shape is not None}
     whole = {name for name in known if isinstance(schema[name].dataType, IntegralType)}
@@ -332,7 +333,7 @@ def made_up_batch(layout: Layout, schema: StructType) -> dict[str, torch.Tensor]
 
 
 def first_rows(layout: Layout, data: DataPlan) -> tuple[dict[str, torch.Tensor], int]:
-    """Read a few rows of the training data, and return how many there are. Raises ``DataError`` like the loader, and for NaN."""
+    """Read a few training rows; return them and the total number of rows. Raises ``DataError`` like the loader, and for NaN."""
     loader = ParquetLoader(
         data.training_url, ROWS, columns=layout.columns, shuffle=False, prefetch=1, pin_memory=False, **data.reading
     )
@@ -349,7 +350,7 @@ def first_rows(layout: Layout, data: DataPlan) -> tuple[dict[str, torch.Tensor],
 
 
 def _copied(network: torch.nn.Module, optimizer: Any) -> tuple[torch.nn.Module, Any]:
-    """Copy a network and an optimizer that may be over its parameters, as workers get them."""
+    """Copy a network, and an optimizer that may have its parameters, as workers get them."""
     if any(map(is_lazy, (*network.parameters(), *network.buffers()))):
         raise ValueError(
             "the network has lazy layers, which learn their sizes from the first batch: call it on a batch before the fit"
@@ -443,7 +444,7 @@ def _objective(params: Parameterized, layout: Layout, loss: object) -> Objective
 
 
 def _check_losses(losses: Sequence[object], labels: int, *, custom: bool) -> None:
-    """Refuse losses that train parameters of their own, and losses of several labels that divide by weights of their own."""
+    """Refuse losses with trainable parameters, and losses of several labels that divide by weights of their own."""
     for one in losses:
         if isinstance(one, torch.nn.Module) and any(parameter.requires_grad for parameter in one.parameters()):
             raise ValueError(
@@ -458,7 +459,7 @@ def _check_losses(losses: Sequence[object], labels: int, *, custom: bool) -> Non
 
 
 def _check_course(params: Parameterized, steps: StepPlan) -> None:
-    """Refuse a scheduler by steps whose number of steps is not known, or that would be stepped once an epoch."""
+    """Refuse a per-step scheduler whose number of steps is unknown, or that would be stepped once per epoch."""
     if not wants_course(steps):
         return
     name = name_of(steps.scheduler)
@@ -484,7 +485,7 @@ def _has_class_weights(params: Parameterized) -> bool:
 
 
 def _weighting(params: Parameterized, layout: Layout) -> str:
-    """Return the Param by which rows weigh differently in the loss; nothing if they do not."""
+    """Return the Param that gives rows different weights in the loss; empty if there is none."""
     if layout.weight is not None:
         return f"weightCol={layout.weight!r}"
     if _has_class_weights(params):

@@ -1,4 +1,4 @@
-"""What classifier and regressor share: Spark ML's columns, one column of features, one label, predict and evaluate."""
+"""The common part of classifier and regressor: Spark ML's columns, features, one label, predict and evaluate."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class HasPredictorCols(HasLabelCol, HasFeaturesCol, HasPredictionCol, HasWeightC
 
 
 def layout_of(params: Predictor | PredictionModel) -> Layout:
-    """Return the roles of the columns that the Params name. Raises ValueError for two that name features."""
+    """Return the roles of the columns that the Params name. Raises ValueError if two Params name features."""
     features = params.value("featureCols")
     if features and params.isSet("featuresCol"):
         raise ValueError(
@@ -50,7 +50,7 @@ def layout_of(params: Predictor | PredictionModel) -> Layout:
 
 
 class Predictor(ElasticEstimator, HasPredictorCols, HasValidationIndicatorCol, PredictorAccessors):
-    """Trains on ``labelCol`` and ``featuresCol``, or several ``featureCols``; ``categoricalCols`` are the last argument."""
+    """Trains on ``labelCol`` and ``featuresCol``, or several ``featureCols``. ``categoricalCols`` are the last argument."""
 
     def _layout(self, schema: StructType) -> Layout:
         layout = self._layout_of_names()
@@ -82,31 +82,31 @@ class PredictionModel(ElasticModel, HasPredictorCols):
 
     @property
     def numFeatures(self) -> int:
-        """The numbers in a row's features; -1 as long as that is not known, and where rows have lists of any length."""
+        """The number of numbers in a row's features; -1 while that is unknown, and if rows have lists of any length."""
         shapes = [self.shapes.get(name) for name in self._numeric]
         return sum(math.prod(shape) for shape in shapes if shape is not None) if shapes and None not in shapes else -1
 
     @property
     def _numeric(self) -> list[str]:
-        """The columns of features that are no categories."""
+        """The feature columns that are not categories."""
         return [name for entry in self.layout.inputs if not entry.categorical for name in entry.columns]
 
     def predict(self, x: object, categories: object = None) -> float | np.ndarray:
         """Predict on the driver: a float for the features of one row, an array for [rows, features].
 
-        x: with ``featureCols``, the numbers of all columns of a row, one after the other.
-        categories: the indexes of a row, or [rows, columns], where the network takes ``categoricalCols``.
+        x: with ``featureCols``, the numbers of all columns of a row, concatenated. categories: the indexes of a row, or [rows,
+        columns], if the network takes ``categoricalCols``.
         """
         found, is_row = self._score(x, categories, self._finish({"prediction": 0}))
         return float(found[0]) if is_row else found
 
     def _score(self, x: object, categories: object, finish: Finish) -> tuple[np.ndarray, bool]:
-        """Return the one column that ``finish`` makes, and whether ``x`` is the features of one row."""
+        """Return the one column that ``finish`` makes, and whether ``x`` holds the features of a single row."""
         if not self.layout.inputs:
             raise ValueError(
                 "the shape of a row is not known yet: call transform first, or take the model that fit returns"
             )
-        # As doubles, which tell all the whole numbers apart that a network may take; the scorer makes 32-bit floats of others.
+        # Doubles distinguish all whole numbers that a network may take. The scorer makes 32-bit floats of the others.
         features = np.asarray(x.toArray() if hasattr(x, "toArray") else x, dtype=np.float64)
         shapes = {name: self.shapes[name] for name in self._numeric}
         if len(shapes) > 1 and None in shapes.values():
@@ -127,7 +127,7 @@ class PredictionModel(ElasticModel, HasPredictorCols):
         return found, is_row
 
     def _columns_of(self, categories: object, rows: int) -> dict[str, np.ndarray]:
-        """Divide the indexes of ``rows`` rows by columns. Raises ValueError if they are not those that the network takes."""
+        """Split the indexes of ``rows`` rows into columns. Raises ValueError if they do not fit the network's columns."""
         names = self.layout.categories
         found = np.empty((rows, 0)) if categories is None else np.asarray(categories).reshape(rows, -1)
         if found.shape[1] != len(names):
@@ -135,10 +135,12 @@ class PredictionModel(ElasticModel, HasPredictorCols):
         return {name: found[:, place] for place, name in enumerate(names)}
 
     def evaluate(self, dataset: DataFrame) -> dict[str, float]:
-        """Return the usual metrics for a DataFrame with labels, by the names that Spark's evaluators use."""
+        """Return the usual metrics for a DataFrame with labels, under the names of Spark's evaluators."""
         label = self.value("labelCol")
         if label in dataset.columns and isinstance(dataset.schema[label].dataType, BooleanType):
-            dataset = dataset.withColumn(label, dataset[label].cast("double"))  # Spark's evaluators take numbers alone
+            dataset = dataset.withColumn(
+                label, dataset[label].cast("double")
+            )  # Spark's evaluators require a numeric label
         found = self.transform(dataset).persist()
         try:
             weight = {"weightCol": self.value("weightCol")} if self.value("weightCol") else {}
@@ -152,7 +154,7 @@ class PredictionModel(ElasticModel, HasPredictorCols):
 
 
 def _divided(rows: np.ndarray, shapes: Mapping[str, tuple[int, ...] | None]) -> dict[str, np.ndarray]:
-    """Divide [rows, numbers] by columns of these shapes. One column takes all, whatever its shape."""
+    """Split [rows, numbers] into columns of these shapes. A single column takes all numbers, whatever its shape."""
     if len(shapes) == 1:
         return dict.fromkeys(shapes, rows)
     ends = np.cumsum([math.prod(shape or ()) for shape in shapes.values()])

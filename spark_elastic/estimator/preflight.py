@@ -1,4 +1,4 @@
-"""Finds mistakes before Spark jobs start, by one training step on the driver with a few rows, made up or read."""
+"""Finds mistakes before Spark jobs start, by one training step on the driver with a few rows, made up or real."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def made_up(shapes: Mapping[str, tuple[int, ...]], whole: set[str]) -> dict[str,
 
 
 def check_steps(model: torch.nn.Module, steps: StepPlan) -> None:
-    """Create optimizer and scheduler as a trial.
+    """Create the optimizer and the scheduler for trial.
 
-    Raises ValueError if the optimizer's parameters are not the model's, and if one of the two cannot step as a fit has it step.
+    Raises ValueError if the optimizer's parameters are not the model's, and if one of the two cannot be stepped as in a fit.
     """
     model, steps = copy.deepcopy((model, steps))
     optimizer = make_optimizer(steps, model)
@@ -71,11 +71,11 @@ def try_model(
 ) -> tuple[Layout, Objective | None, bool]:
     """Call a copy of the model and its losses on a batch, and compute gradients.
 
-    Return a layout and an objective that fit each other, and whether parameters that are trained have got no gradient.
+    Return a layout and an objective that fit each other, and whether some trained parameters got no gradient.
 
-    A model that does not take scalars as [rows] gets them as [rows, 1], and one that takes fewer arguments than there are columns
-    gets them side by side as [rows, numbers]. labels_known: the labels are not made up. is_weighted: rows weigh differently.
-    Raises ValueError if the model cannot be called, or if its outputs do not fit labels and losses.
+    A model that does not take scalars as [rows] gets them as [rows, 1]. A model that takes fewer arguments than there are
+    columns gets these side by side as [rows, numbers]. labels_known: whether the labels are real. is_weighted: whether rows
+    have different weights. Raises ValueError if the model cannot be called, or if its outputs do not fit labels and losses.
     """
     outputs, layout, tried = try_layouts(model, layout, batch)
     found = outputs_of(outputs, layout)
@@ -114,7 +114,7 @@ def try_model(
 def try_layouts(
     model: torch.nn.Module, layout: Layout, batch: dict[str, torch.Tensor]
 ) -> tuple[object, Layout, torch.nn.Module]:
-    """Call a copy of the model. Return what it returns, the layout with which the call succeeded, and the copy."""
+    """Call a copy of the model. Return its result, the layout with which the call succeeded, and the copy."""
     scalar = tuple(
         replace(entry, expand=entry.name is None and not entry.categorical and batch[entry.columns[0]].dim() == 1)
         for entry in layout.inputs
@@ -128,7 +128,7 @@ def try_layouts(
             return candidate.call(tried, batch), candidate, tried
         except Exception as error:
             failures.append((candidate, error))
-    # Of the attempts, the one with as many arguments as forward takes tells what is wrong.
+    # The most informative failure is that of an attempt with as many arguments as forward takes.
     taken = [each for each in failures if _takes(model, each[0], batch)]
     tried_layout, failure = (taken or failures)[0]
     reason = str(failure) if taken else _refusal(model, failure)
@@ -141,11 +141,11 @@ def try_layouts(
 
 
 def _takes(model: torch.nn.Module, layout: Layout, batch: Mapping[str, torch.Tensor]) -> bool:
-    """Whether ``forward`` takes as many arguments as a layout makes, by these names."""
+    """Whether ``forward`` takes the number and names of the arguments that a layout makes."""
     try:
         args, kwargs = layout.arguments(batch)
         inspect.signature(model.forward).bind(*args, **kwargs)
-    except Exception:  # columns that do not go side by side, or another number of arguments
+    except Exception:  # columns that cannot go side by side, or another number of arguments
         return False
     return True
 
@@ -160,7 +160,7 @@ def _refusal(model: torch.nn.Module, failure: Exception) -> str:
 
 
 def _hint(model: torch.nn.Module, candidates: Sequence[Layout], batch: Mapping[str, torch.Tensor]) -> str:
-    """Say what to do where a network that cannot be called could be with fractional numbers."""
+    """Return advice for a network that cannot be called, but could be with fractional numbers."""
     features = [name for name in candidates[0].features if name not in candidates[0].categories]
     whole = [name for name in features if not batch[name].is_floating_point()]
     fractional = {**batch, **{name: batch[name].float() for name in whole}}

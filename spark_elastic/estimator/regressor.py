@@ -23,7 +23,7 @@ METRICS: tuple[Metric, ...] = get_args(Metric)
 
 @saved_as("spark_elastic.estimator")
 class TorchRegressor(Predictor, Regressor[Any]):
-    """Trains a network that returns one number per row; the loss is the mean squared error unless another is given."""
+    """Trains a network that returns one number per row. The default loss is the mean squared error."""
 
     def _default_loss(self) -> Loss:
         return torch.nn.MSELoss()

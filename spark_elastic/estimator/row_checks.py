@@ -1,4 +1,4 @@
-"""Finds values that rows to train on must not have: NaN and infinity, class labels with fractions, weights below 0."""
+"""Finds values that training rows must not have: NaN, infinity, class labels with fractions, weights below 0."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from spark_elastic.data import ParquetLoader
 from spark_elastic.errors import DataError
 from spark_elastic.estimator.finite import check_finite
 
-# Fractional numbers reach the network as 32-bit floats, which tell whole numbers apart up to here.
+# Fractional columns reach the network as 32-bit floats, which distinguish whole numbers up to this one.
 FLOAT_INDEXES = 2**24
 
 
 def check_rows(batch: dict[str, torch.Tensor], names: Sequence[str], loader: ParquetLoader) -> None:
-    """Remove the ids of the rows from the batch. Raises ``DataError`` for NaN and infinity, naming column and row."""
+    """Remove the row ids from the batch. Raises ``DataError`` for NaN and infinity, naming column and row."""
     groups, rows = batch.pop("_row_group"), batch.pop("_row")
     check_finite(batch, names, lambda place: f"row {int(rows[place])} of {loader.manifest.where(int(groups[place]))}")
 
 
 def check_classes(batch: Mapping[str, torch.Tensor], names: Sequence[str], classes: int | None = None) -> None:
-    """Raise ``DataError`` for fractions, and with ``classes`` for what is no class, in columns of class indexes, by name."""
+    """Raise ``DataError`` for fractions, and with ``classes`` for labels that are not classes, in these columns."""
     for name in names:
         values = batch[name]
         if values.dim() == 1 and values.is_floating_point() and bool((found := values % 1 != 0).any()):
@@ -31,13 +31,13 @@ def check_classes(batch: Mapping[str, torch.Tensor], names: Sequence[str], class
 
 
 def not_in_classes(name: str, least: float, most: float, classes: int) -> str:
-    """Return the message for labels that are no classes of a classifier."""
+    """Return the message for labels that are not classes of a classifier."""
     found = f"labelCol: column {name!r} has labels from {least:g} to {most:g}"
     return f"{found}; with {classes} classes they go from 0 to {classes - 1}"
 
 
 def check_indexes(batch: Mapping[str, torch.Tensor], names: Sequence[str]) -> None:
-    """Raise ``DataError`` for a number that cannot be the index of a category, naming column and value."""
+    """Raise ``DataError`` for a number that cannot be a category index, naming column and value."""
     for name in names:
         values = batch[name]
         if bool((bad := (values < 0) | (values % 1 != 0)).any()):
@@ -47,7 +47,7 @@ def check_indexes(batch: Mapping[str, torch.Tensor], names: Sequence[str]) -> No
 
 
 def check_whole(batch: Mapping[str, torch.Tensor], names: Sequence[str]) -> None:
-    """Raise ``DataError`` for what is no exact whole number where the network takes whole numbers, naming column and value."""
+    """Raise ``DataError`` for values that are not exact whole numbers, naming column and value."""
     for name in names:
         values = batch[name].values() if batch[name].is_nested else batch[name]
         if not values.is_floating_point():
@@ -65,12 +65,12 @@ def check_weights(batch: Mapping[str, torch.Tensor], name: str | None) -> None:
 
 
 def negative_weight(name: str, least: float) -> str:
-    """Return the message for a column of weights that go below 0."""
+    """Return the message for a column with weights below 0."""
     return f"weightCol: column {name!r} has weights below 0, down to {least:g}"
 
 
 def not_an_index(name: str, value: float) -> str:
-    """Return the message for a number that is not the index of a category."""
+    """Return the message for a number that is not a category index."""
     return (
         f"categoricalCols: column {name!r} has the index {value:g}; indexes of categories are whole numbers from 0 on, as "
         "StringIndexer makes them"
@@ -78,7 +78,7 @@ def not_an_index(name: str, value: float) -> str:
 
 
 def not_whole(name: str, value: float) -> str:
-    """Return the message for a fraction where the network takes whole numbers."""
+    """Return the message for a fraction if the network takes whole numbers."""
     return (
         f"column {name!r} has the value {value:g}, and the network takes whole numbers there: inputs= says int64, or it was "
         "trained on a column of whole numbers"
@@ -86,7 +86,7 @@ def not_whole(name: str, value: float) -> str:
 
 
 def merged_index(name: str, value: float, role: str = "categoricalCols") -> str:
-    """Return the message for an index of a fractional type that is too large to be told from its neighbours."""
+    """Return the message for an index of a fractional type that is too large to be distinguished from its neighbours."""
     return (
         f"{role}: column {name!r} has the index {value:.0f} in a column of fractional numbers, which are kept as 32-bit "
         f"floats: from {FLOAT_INDEXES} on these merge indexes; cast the column to long"

@@ -1,4 +1,4 @@
-"""RowCount: what a row of a Spark task is called in an error."""
+"""RowCount: names the rows of a Spark task in errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class RowCount:
         self._rows = 0
 
     def next(self, rows: int) -> Callable[[int], str]:
-        """Count the next rows, and return a function that names each of them by its place."""
+        """Count the next rows, and return a function that names each of them by its position."""
         context = TaskContext.get()
         if context is None:
             return lambda place: f"row {place}"

@@ -1,7 +1,7 @@
 """Records of runs in a store, so that a fit with a known ``runId`` continues the run only with the same data and training.
 
-A run consists of its runId, the identity of its data, and a description of the Params that training depends on. The weights of
-the network are not part of it: a network that a script creates anew has other weights, which those of the checkpoint replace.
+A run consists of its runId, the identity of its data, and a description of the Params that affect training. The network's
+weights are not part of it: when a script creates the network again, its weights differ, and the checkpoint replaces them.
 """
 
 from __future__ import annotations
@@ -60,17 +60,17 @@ FREE = frozenset(
 _BATCH = ("batchSize", "globalBatchSize")
 _NETWORKS = ("model", "modelFn")
 _RECORD = "run.json"
-# The entry for the estimator's class among the descriptions of its Params: with the same Params another one has another loss.
+# The entry for the estimator's class among the descriptions of Params: another class has another loss for the same Params.
 _KIND = "estimator"
 VERSION = 2
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run: the identity of its data, and a description of each Param that counts.
+    """A run: the identity of its data, and a description of each relevant Param.
 
-    params: the batch size that ``fit`` has picked is among them. data_url: where the data were written, if they were. version:
-        the version of the descriptions of data and Params; records without one are of the first.
+    params: includes the batch size that ``fit`` has picked. data_url: the URL of the data, if they were written. version: that
+    of the descriptions of data and Params; records without a version are of the first.
     """
 
     run_id: str
@@ -81,11 +81,11 @@ class RunRecord:
 
     @property
     def batch(self) -> dict[str, int]:
-        """The Param that gives the batch size, by its name; nothing if none does."""
+        """The Param that gives the batch size, by name; empty if there is none."""
         return {name: rows for name in _BATCH if isinstance(rows := self.params.get(name), int)}
 
     def with_batch(self, batch: Mapping[str, int]) -> RunRecord:
-        """Return the record with this batch size, as ``batch`` names it, unless it has one."""
+        """Return the record with the batch size ``batch``, unless it already has one."""
         return self if self.batch else replace(self, params={**self.params, **batch})
 
     def differences(self, other: RunRecord) -> list[str]:
@@ -93,7 +93,7 @@ class RunRecord:
         if self.version != other.version:
             return [f"its record (of version {self.version}, this release writes {other.version})"]
         found = [] if self.data == other.data else ["the data"]
-        # Records of earlier releases do not have the kind of estimator.
+        # Records of earlier releases do not have the estimator's class.
         names = (self.params.keys() | other.params.keys()) - (set() if _KIND in self.params else {_KIND})
         for name in sorted(names):
             found += _changes(name, self.params.get(name), other.params.get(name))
@@ -101,16 +101,16 @@ class RunRecord:
 
 
 def describe_params(estimator: Params) -> dict[str, Json]:
-    """Describe the Params that training depends on, so that the same script describes them equally in every process.
+    """Describe the Params that affect training, so that the same script describes them equally in every process.
 
-    With several labels, the names of the output columns may decide which output belongs to which label, so they count, too.
+    With several labels, the names of the output columns may decide which output belongs to which label, so they are included.
     """
     names = {entry.name for entry in estimator.params if estimator.isDefined(entry)} - FREE
     if len(estimator.getOrDefault("labelCols") if "labelCols" in names else ()) > 1:
         names |= {"outputCols"} if estimator.isDefined("outputCols") else set()
-    # Records of runs that are older than this Param do not have it.
+    # Records that are older than this Param do not have it.
     names -= {"deterministic"} if not estimator.getOrDefault("deterministic") else set()
-    # An estimator that an earlier release saved has a batchSize beside it, which does not count.
+    # An estimator saved by an earlier release may also have a batchSize, which is then irrelevant.
     names -= {"batchSize"} if estimator.isSet("globalBatchSize") else set()
     described: dict[str, Json] = {_KIND: type(estimator).__name__}
     described |= {name: describe(estimator.getOrDefault(name), weights=name not in _NETWORKS) for name in sorted(names)}
@@ -123,9 +123,9 @@ def describe_callbacks(callbacks: Sequence[object]) -> str:
 
 
 def check_run(store: Store, record: RunRecord) -> RunRecord | None:
-    """Return the store's record of a run. Raises ValueError, naming the differences, if that is a different run.
+    """Return the store's record of a run. Raises ValueError, naming the differences, if it is a different run.
 
-    A fit whose Params leave the batch size open takes that of the run.
+    A fit whose Params leave the batch size open uses the run's.
     """
     known = find_run(store, record.run_id)
     differences = known.differences(record.with_batch(known.batch)) if known else []
@@ -138,7 +138,7 @@ def check_run(store: Store, record: RunRecord) -> RunRecord | None:
 
 
 def record_run(store: Store, record: RunRecord) -> None:
-    """Write the record of a run, once. Raises ValueError if another fit has begun a different run of this name meanwhile."""
+    """Write the record of a run, once. Raises ValueError if another fit has meanwhile begun a different run of this name."""
     url = store.spark_url(f"{store.run_url(record.run_id)}/{_RECORD}")
     if store.files.exists(url):
         check_run(store, record)
@@ -155,13 +155,13 @@ def find_run(store: Store, run_id: str) -> RunRecord | None:
 def read_record(content: bytes, url: str) -> RunRecord:
     """Read a record of this or another release, which may have fields that this release does not know.
 
-    Raises ``DamagedError``, which names ``url``, if the content is not a record.
+    Raises ``DamagedError``, naming ``url``, if the content is not a record.
     """
     try:
         record = msgspec.convert(json.loads(content), RunRecord)
     except (ValueError, msgspec.ValidationError) as error:
         raise DamagedError(f"{url} is damaged, it is not the record of a run: {error}. Store.delete the run") from error
-    if "globalBatchSize" in record.params:  # beside which earlier releases wrote the default of the other
+    if "globalBatchSize" in record.params:  # earlier releases also wrote batchSize, with its default
         record = replace(record, params={name: value for name, value in record.params.items() if name != "batchSize"})
     return record
 
@@ -177,7 +177,7 @@ def forget_run(store: Store, run_id: str) -> None:
 
 
 def _changes(name: str, ours: object, theirs: object) -> list[str]:
-    """List where two descriptions differ, as deep inside as their shapes agree."""
+    """List the differences between two descriptions, as deep as their structures agree."""
     if json.dumps(ours, sort_keys=True) == json.dumps(theirs, sort_keys=True):
         return []
     if isinstance(ours, dict) and isinstance(theirs, dict):

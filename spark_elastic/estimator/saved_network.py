@@ -1,4 +1,4 @@
-"""load_network: the network of a saved model, in a process that has neither Spark nor Java."""
+"""load_network: loads the network of a saved model in a process without Spark or Java."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from spark_elastic.estimator.saved_objects import FACTS, check_format, load_obje
 def load_network(
     path: str | os.PathLike[str], *, storage_options: Mapping[str, object] | None = None
 ) -> torch.nn.Module:
-    """Return the network of a model that ``save`` has written, on the CPU and in evaluation mode, without Spark or Java.
+    """Return the network of a saved model, on the CPU and in evaluation mode. Needs neither Spark nor Java.
 
-    path: the model's folder, a local path or a URL that fsspec or pyarrow opens, with ``storage_options``; a model of a saved
-    pipeline is in the folder ``stages`` of that. Loading runs the code that is saved there, and warns, so load only what you
-    trust. Raises ``CheckpointError`` if the folder holds no model or one of a later format, and ``DamagedError``.
+    path: the model's folder, a local path or a URL that fsspec or pyarrow opens, with ``storage_options``. A saved pipeline has
+    its models in its folder ``stages``. Loading runs the saved code, and warns, so load only what you trust. Raises
+    ``CheckpointError`` if the folder holds no model or one of a later format, and ``DamagedError``.
     """
     url = os.fspath(path).rstrip("/")
     files = ArrowFiles(url, storage_options)
@@ -41,7 +41,7 @@ def load_network(
 
 
 def _metadata(files: Files, url: str) -> dict[str, Any]:
-    """Read the line of JSON that Spark has written, in the first of its files that is not empty."""
+    """Read the line of JSON in the first non-empty file that Spark has written."""
     parts = [name for name in sorted(files.names(f"{url}/metadata")) if name.startswith("part-")]
     text = next((text for name in parts if (text := files.read(f"{url}/metadata/{name}").strip())), b"")
     if not text:

@@ -27,10 +27,10 @@ from spark_elastic.estimator.files import Files
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-# The format that this release writes. Every format from the first to this one can be read.
+# The format that this release writes. It reads this and all earlier formats.
 FORMAT = 2
 WEIGHTS, CODE = "weights.safetensors", "code.pkl"
-# Under what the metadata have our own facts.
+# The key of our own facts in the metadata.
 FACTS = "sparkElastic"
 
 
@@ -42,12 +42,12 @@ class SavedObjects(TypedDict, total=False):
 
 
 def versions() -> dict[str, Json]:
-    """Return the versions that matter to whoever loads what is written now."""
+    """Return the versions that are relevant for loading the files."""
     return {"spark_elastic": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
 
 
 def check_format(path: str, facts: dict[str, Any]) -> Mapping[str, object]:
-    """Take format, versions and files out of the facts, and return length and checksum of each file; the first format had none.
+    """Remove format, versions and files from the facts, and return each file's length and checksum (none in the first format).
 
     Raises ``CheckpointError`` for a format of a later release.
     """
@@ -63,7 +63,7 @@ def check_format(path: str, facts: dict[str, Any]) -> Mapping[str, object]:
 
 
 def write_objects(folder: str, objects: SavedObjects) -> dict[str, Json]:
-    """Write weights and code into a folder of this machine; return length and SHA-256 of each file."""
+    """Write weights and code into a local folder. Return each file's length and SHA-256."""
     tensors: dict[str, torch.Tensor] = {}
     code = io.BytesIO()
     pickler = Pickler(code, tensors, names_of_tensors(objects))
@@ -88,7 +88,7 @@ def write_objects(folder: str, objects: SavedObjects) -> dict[str, Json]:
 
 
 def load_objects(files: Files, path: str, written: Mapping[str, object]) -> SavedObjects:
-    """Read weights and code of a folder, and run the latter. Raises ``DamagedError`` unless the files are what was written."""
+    """Read weights and code from a folder, and run the code. Raises ``DamagedError`` unless the files are as written."""
     with tempfile.TemporaryDirectory(prefix="spark_elastic-") as folder:
         weights, pickled = (_fetch(files, f"{path}/{name}", folder, written.get(name)) for name in (WEIGHTS, CODE))
         try:
@@ -106,7 +106,7 @@ def load_objects(files: Files, path: str, written: Mapping[str, object]) -> Save
 
 
 def _fetch(files: Files, url: str, folder: str, entry: object) -> str:
-    """Download a file. Raises ``DamagedError`` unless it is what was written."""
+    """Download a file. Raises ``DamagedError`` unless it is as written."""
     path, _, name = url.rpartition("/")
     local = os.path.join(folder, name)
     if not files.exists(url):
@@ -140,12 +140,12 @@ class Pickler(cloudpickle.Pickler):
     def __init__(self, file: BinaryIO, tensors: dict[str, torch.Tensor], names: dict[int, str]) -> None:
         super().__init__(file)
         self._tensors, self._names = tensors, names
-        # The names of parameters with hooks or attributes, which are left out.
+        # The names of parameters whose hooks or attributes are left out.
         self.bare: list[str] = []
-        self._seen: list[torch.Tensor] = []  # keeps tensors alive, so that no other object gets one of their ids
+        self._seen: list[torch.Tensor] = []  # keeps tensors alive, so that their ids are not reused
 
     def persistent_id(self, value: object) -> tuple[str, bool, bool] | None:
-        """Take a tensor out, and name it; None for everything else."""
+        """Take a tensor out and return its name; None for everything else."""
         if not isinstance(value, torch.Tensor) or type(value) not in (torch.Tensor, torch.nn.Parameter):
             return None
         if value.layout != torch.strided or not value.is_leaf:
@@ -160,7 +160,7 @@ class Pickler(cloudpickle.Pickler):
 
 
 class Unpickler(_saved_names.Unpickler):
-    """Puts the tensors back, tied ones as one."""
+    """Puts the tensors back. Tied tensors are one object again."""
 
     def __init__(self, file: BinaryIO, tensors: dict[str, torch.Tensor]) -> None:
         super().__init__(file)

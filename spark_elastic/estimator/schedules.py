@@ -1,4 +1,4 @@
-"""How the scheduler of a fit is made, and told how long the fit is."""
+"""Makes the scheduler of a fit, and passes it the length of the fit."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from spark_elastic.estimator.plan import StepPlan
 
 @dataclass(frozen=True)
 class Course:
-    """How long a fit is, for schedulers that follow it from beginning to end."""
+    """The length of a fit, for schedulers that span all of it."""
 
     epochs: int
     steps_per_epoch: int
 
 
 def wants_course(steps: StepPlan) -> bool:
-    """Whether the scheduler takes ``steps_per_epoch``, and neither its arguments nor a default say how many steps there are."""
+    """Whether the scheduler takes ``steps_per_epoch``, and neither its arguments nor a default give the number of steps."""
     if steps.scheduler is None or not {"steps_per_epoch", "total_steps"}.isdisjoint(steps.scheduler_arguments):
         return False
     try:
@@ -34,7 +34,7 @@ def wants_course(steps: StepPlan) -> bool:
 def make_scheduler(
     steps: StepPlan, optimizer: torch.optim.Optimizer, course: Callable[[], Course]
 ) -> LRScheduler | None:
-    """Make the learning rate scheduler, told ``epochs`` and ``steps_per_epoch`` if it takes them; None if there is to be none."""
+    """Make the learning rate scheduler, with ``epochs`` and ``steps_per_epoch`` if it takes them; None if there is none."""
     if steps.scheduler is None:
         return None
     arguments = dict(steps.scheduler_arguments)

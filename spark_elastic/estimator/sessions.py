@@ -1,7 +1,7 @@
 """What a Spark session offers to estimators. All differences between the two kinds of sessions are in this module.
 
 A classic session has Spark's JVM beside this process, with its file systems, their credentials, and the plans of DataFrames. A
-session of Spark Connect has a server, which may be anywhere: this process opens files itself, and sees only the rows of
+Spark Connect session has a server, which may be anywhere: this process opens files itself, and sees only the rows of
 DataFrames.
 """
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 
 
 def prepare_python(session: SparkSession) -> None:
-    """Have executors on this machine run this process's Python in what is asked of them next; see ``use_own_python``."""
+    """Make executors on this machine use this process's Python for the next requests; see ``use_own_python``."""
     if not is_remote():
         use_own_python(session)
 
 
 def open_files(url: str, storage_options: Mapping[str, object] | None = None) -> Files:
-    """Open the file system of a URL as Spark does, or without a JVM as the workers do, with ``storage_options``."""
+    """Open the file system of a URL as Spark does; without a JVM, as workers do, with ``storage_options``."""
     return ArrowFiles(url, storage_options) if is_remote() else HadoopFiles(url)
 
 
 def shows_plans() -> bool:
-    """Whether the plan of a DataFrame and the files that it reads are accessible."""
+    """Whether a DataFrame's plan and the files that it reads are accessible."""
     return not is_remote()
 
 

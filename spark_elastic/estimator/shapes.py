@@ -1,4 +1,4 @@
-"""Makes outputs and labels fit: a trailing 1 is dropped, classes become int64, other labels get the output's dtype."""
+"""Makes outputs and labels fit: drops a trailing 1, makes classes int64, and gives other labels the output's dtype."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ELEMENTWISE_NAMES = frozenset(
 )
 
 
-# A label that there never is.
+# A label that never occurs.
 _NEVER = -(2**31)
 
 
@@ -35,10 +35,10 @@ class ClassificationLoss:
     reduction = "mean"
 
     def __call__(self, output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
-        """Return the loss, reduced as ``reduction`` says."""
+        """Return the loss, reduced according to ``reduction``."""
         if output.dim() == 1:
             return functional.binary_cross_entropy_with_logits(output, label.to(output.dtype), reduction=self.reduction)
-        # A label below 0 is an error, and not left out of the mean.
+        # A label below 0 must be an error rather than left out of the mean.
         return functional.cross_entropy(output, label.long(), reduction=self.reduction, ignore_index=_NEVER)
 
 
@@ -77,7 +77,7 @@ def meet(output: torch.Tensor, label: torch.Tensor, loss: object) -> tuple[torch
 
 
 def name_of(named: object) -> str:
-    """Return what people call a loss, a metric or a scheduler, for messages."""
+    """Return the usual name of a loss, a metric or a scheduler, for messages."""
     return str(getattr(named, "__name__", type(named).__name__))
 
 

@@ -1,8 +1,8 @@
-"""Makes concurrent fits of one process take turns if the cluster does not have enough slots for all of them at once.
+"""Makes concurrent fits of one process take turns if the cluster lacks slots for all of them at once.
 
-Each fit waits in line until other fits leave its ``minNp`` slots free, and then requests no more than the free slots from Spark.
-Two fits therefore never each hold a part of what both need, and a waiting fit does not run into ``startTimeout``. Fits of other
-processes are not visible here; ``spark_elastic.run`` gives slots back if it cannot start.
+Each fit waits in line until other fits leave ``minNp`` slots free for it, and then requests at most the free slots from Spark.
+So two fits never each hold a part of what both need, and a waiting fit does not run into ``startTimeout``. Fits of other
+processes are not visible here; ``spark_elastic.run`` returns its slots if it cannot start.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 
 class SlotLedger:
-    """Records how many slots each fit holds. Fits are served in the order in which they come."""
+    """Records how many slots each fit holds. Fits are served in order of arrival."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -24,7 +24,7 @@ class SlotLedger:
     def slots(self, least: int, most: int, total: int) -> Iterator[int]:
         """Wait for ``least`` slots of ``total``, and yield how many to request: ``most`` if there is no other fit.
 
-        A fit that wants more slots than there are waits until no other fit is left, not until the cluster grows.
+        A fit that wants more slots than exist waits until no other fit is left, not until the cluster grows.
         """
         me = object()
         with self._changed:

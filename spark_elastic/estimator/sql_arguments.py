@@ -1,6 +1,6 @@
-"""What SQL hands to a registered model, brought into the form that the model's UDF takes, or refused by name.
+"""Converts the arguments that SQL passes to a registered model to those of the model's UDF, or refuses them by name.
 
-SQL knows nothing of the model's columns, so each task looks at the values that arrive: ``transform`` has the schema for that.
+SQL does not know the model's columns, so each task inspects the values that arrive; ``transform`` instead uses the schema.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _features(
 
 
 def _numbers(values: pd.Series | pd.DataFrame, name: str) -> pd.Series:
-    """Return a feature of single numbers; nulls become NaN, which is refused with all other NaN."""
+    """Return a feature of single numbers. Nulls become NaN, which is refused later with all other NaN."""
     if values.ndim > 1:
         raise TypeError(f"the model takes a number for {name!r}, not a vector or struct")
     if values.dtype != object:
@@ -71,7 +71,7 @@ def _numbers(values: pd.Series | pd.DataFrame, name: str) -> pd.Series:
     for value in values:
         if isinstance(value, (str, bytes, list, np.ndarray)):
             raise TypeError(f"the model takes a number for {name!r}, not {_kind(value)}")
-    return values.astype(float)  # decimals, and what has nulls
+    return values.astype(float)  # decimals, and columns with nulls
 
 
 def _lists(
@@ -105,7 +105,7 @@ def _list(value: object, name: str, width: int | None, row: Callable[[], str]) -
 
 
 def _dense(kind: float | None, size: float | None, indices: np.ndarray | None, values: np.ndarray | None) -> object:
-    """Return the numbers of one of Spark ML's vectors by the fields of its struct; None for null."""
+    """Return the numbers of a Spark ML vector from the fields of its struct; None for null."""
     if values is None or kind is None:
         return None
     if kind != _SPARSE:

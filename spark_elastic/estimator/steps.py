@@ -1,4 +1,4 @@
-"""How losses become steps: the optimizer and what it trains, the weights of the passes of one step, losses on their way."""
+"""How losses become steps: the optimizer and its parameters, the weights of a step's passes, the reading of losses."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def make_optimizer(steps: StepPlan, model: torch.nn.Module) -> torch.optim.Optim
         raise TypeError(f"optimizer must make a torch.optim.Optimizer, and made a {type(optimizer).__name__}")
     check_parameters(optimizer, model)
     if optimizer.state:
-        optimizer.load_state_dict(optimizer.state_dict())  # which moves its state to the device of the parameters
+        optimizer.load_state_dict(optimizer.state_dict())  # moves its state to the parameters' device
     return optimizer
 
 
 def check_parameters(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> None:
-    """Raise ValueError for an optimizer of other parameters, which would not train the model."""
+    """Raise ValueError if the optimizer has other parameters, and so would not train the model."""
     own = {id(parameter) for parameter in model.parameters()}
     foreign = sum(id(parameter) not in own for parameter in stepped(optimizer))
     if foreign:
@@ -45,10 +45,10 @@ def check_parameters(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -
 
 
 def check_frozen(optimizer: torch.optim.Optimizer, network: torch.nn.Module, frozen: Collection[str]) -> None:
-    """Raise ``TrainingCodeError``, which ends the job, if a parameter has come to require gradients that the optimizer lacks.
+    """Raise ``TrainingCodeError``, which ends the job, if a parameter that the optimizer lacks now requires gradients.
 
-    frozen: the names of the parameters that required none when the fit began. Callbacks run on rank 0 alone, so that any other
-    error would only have another rank take its place.
+    frozen: the names of the parameters that required no gradients when the fit began. Callbacks run only on rank 0, so any
+    other error would just make another rank take its place.
     """
     optimized = set(map(id, stepped(optimizer)))
     thawed = [
@@ -65,10 +65,10 @@ def check_frozen(optimizer: torch.optim.Optimizer, network: torch.nn.Module, fro
 
 
 class Passes:
-    """The backward passes of one step, each weighted by its batch's weight: the step is that of one batch with all rows.
+    """The backward passes of one step, each weighted by its batch's weight, so that the step is that of one batch of all rows.
 
-    planned: how many there are. usual: what a batch weighs as a rule, on all ranks the same number: losses of batches of that
-    weight are only divided by the number of passes, so that half precision has numbers of the usual size.
+    planned: the number of passes. usual: the typical weight of a batch, the same number on all ranks. Losses of batches of that
+    weight are only divided by the number of passes, so that numbers have their usual magnitude in half precision.
     """
 
     def __init__(self, planned: int, usual: float) -> None:
@@ -77,25 +77,25 @@ class Passes:
         self._usual = usual
 
     def part(self, weight: float) -> float:
-        """Return what the loss of the next batch is multiplied by, given the weight of the batch on all ranks together."""
+        """Return the factor for the next batch's loss, given the batch's weight on all ranks together."""
         if self.planned == 1:
             return 1.0
         self.total += weight
         return weight / self._usual / self.planned
 
     def rest(self) -> float:
-        """Return what gradients have to be multiplied by after the last pass."""
+        """Return the factor for the gradients after the last pass."""
         return self._usual * self.planned / self.total if self.total else 1.0
 
 
 class LossWatch:
-    """Brings the loss of each step to the CPU; from a GPU one step late, so that no step waits for it."""
+    """Copies the loss of each step to the CPU; from a GPU one step late, so that no step waits for it."""
 
     def __init__(self) -> None:
         self._last: tuple[torch.Tensor, torch.cuda.Event] | None = None
 
     def see(self, value: torch.Tensor) -> float:
-        """Take a loss and return it, or on a GPU the loss that was given before it."""
+        """Take a loss and return it; on a GPU, return the previous loss."""
         if value.device.type != "cuda":
             return float(value)
         before, copied = self._last, torch.cuda.Event()

@@ -1,4 +1,4 @@
-"""The place for data, checkpoints and logs of estimators: one folder that the driver, Spark and the workers all reach."""
+"""The place for data, checkpoints and logs of estimators: a folder that the driver, Spark and all workers can reach."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
 class Store:
     """A folder, named by its URL. Create one with ``Store.create``; copies are equal and travel by pickle.
 
-    ``url``, ``storage_options`` and ``keep`` are as ``create`` takes them; ``close`` removes the folder if it is ``temporary``.
+    ``url``, ``storage_options`` and ``keep`` are as in ``create``. ``close`` removes the folder if it is ``temporary``.
 
     ::
 
@@ -52,12 +52,12 @@ class Store:
         storage_options: Mapping[str, object] | None = None,
         keep: bool | str | Collection[str] = True,
     ) -> Store:
-        """Describe a store; nothing is opened or written yet.
+        """Describe a store, without opening or writing anything yet.
 
-        url: a local path, or a URL in any file system that both Hadoop, on Spark's side, and pyarrow or fsspec, on the workers,
-            can open: ``hdfs://``, ``s3://`` or ``s3a://`` (the same), ``abfss://``, ``gs://``, ``dbfs:/``, ``file://``.
+        url: a local path, or a URL that both Hadoop (in Spark) and pyarrow or fsspec (on the workers) can open: ``hdfs://``,
+        ``s3://`` or ``s3a://`` (equivalent), ``abfss://``, ``gs://``, ``dbfs:/``, ``file://``.
         storage_options: options for fsspec on the workers; Spark takes its credentials from the Spark configuration.
-        keep: what remains after a successful fit: everything (True), nothing (False), or some of "data", "checkpoints", "logs".
+        keep: what to keep after a successful fit: everything (True), nothing (False), or some of "data", "checkpoints", "logs".
         """
         listed: Any = keep if isinstance(keep, Collection) and not isinstance(keep, str) else [keep]
         kinds = KINDS if keep is True else () if keep is False else tuple(listed)
@@ -98,12 +98,12 @@ class Store:
         return f"{self.run_url(run_id)}/logs"
 
     def spark_url(self, url: str | None = None) -> str:
-        """Return a URL of this store as Spark opens it: ``s3://`` becomes ``s3a://``, for which Hadoop has a driver."""
+        """Return a URL of this store for Spark: ``s3://`` becomes ``s3a://``, for which Hadoop has a driver."""
         text = url or self.url
         return "s3a" + text[2:] if text.startswith("s3:") else text
 
     def worker_url(self, url: str | None = None) -> str:
-        """Return a URL of this store as pyarrow and fsspec open it: ``dbfs:/x`` is mounted as ``/dbfs/x``."""
+        """Return a URL of this store for pyarrow and fsspec: ``dbfs:/x`` is mounted as ``/dbfs/x``."""
         return as_mounted(url or self.url)
 
     # ------------------------------------------------------------------ use, on the driver with a SparkSession
@@ -128,13 +128,13 @@ class Store:
         files.delete(url)
 
     def delete_data(self) -> None:
-        """Delete all data that fits have written here. No fit may be using them."""
+        """Delete all data that fits have written here. No fit may be using it."""
         self.files.delete(self.spark_url(self.data_url))
 
     def check(self, session: SparkSession) -> None:
-        """Raise ValueError unless the store can be written and executors see what this process writes.
+        """Raise ValueError unless the store is writable and executors see what this process writes.
 
-        The second check runs a small Spark job, only if the URL is ``file://`` and executors may be on other machines.
+        The second check runs a small Spark job, but only if the URL is ``file://`` and executors may be on other machines.
         """
         probe = f"{self.url}/.probe-{secrets.token_hex(8)}"
         try:

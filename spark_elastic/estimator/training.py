@@ -1,4 +1,4 @@
-"""The training function of a fit. It runs in every worker, and is elastic only by the public interface of spark_elastic."""
+"""The training function of a fit. It runs in every worker, and uses only the public interface of spark_elastic."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 class StepContext:
     """What a custom ``trainStep`` sees.
 
-    epoch, step: the present ones, from 0. rows: the rows of this batch on this rank; 0 for a repeated batch.
+    epoch, step: the current ones, from 0. rows: the rows of this batch on this rank; 0 for a repeated batch.
     """
 
     epoch: int
@@ -78,14 +78,15 @@ def train(plan: TrainingPlan) -> Trained | None:
 
 
 class Trainer:
-    """A fit in one worker. It holds what is the same in all generations; everything that changes is in the state."""
+    """A fit in one worker. It holds what stays the same in all generations; everything that changes is in the state."""
 
     def __init__(self, plan: TrainingPlan) -> None:
         self.plan = plan
         self.device = torch.device("cpu") if plan.use_gpu is False else se.device()
         if plan.use_gpu and self.device.type != "cuda":
             raise SparkElasticError("useGpu=True, but Spark has assigned no GPU: set spark.task.resource.gpu.amount=1")
-        # Looking for parameters without a gradient takes time in each step; without that, several workers fail over them.
+        # Looking for parameters without a gradient takes time in each step, but without it such parameters fail with several
+        # workers.
         has_unused = plan.has_unused and plan.data.shards is None
         self.model = se.DistributedDataParallel(plan.model.to(self.device), find_unused_parameters=has_unused)
         self.attributes = PlainAttributes(self.model.module)
@@ -98,16 +99,16 @@ class Trainer:
         self.loader = ParquetLoader(plan.data.training_url, columns=plan.layout.columns, **plan.data.training)
         self.scheduler = make_scheduler(plan.steps, self.optimizer, self._course)
         self.callbacks = CallbackRunner(plan, self.model.module)
-        # Says where a loss was not a finite number, which ends the fit; and the last epoch for which that was logged.
+        # Where a loss was not finite, which ends the fit; and the last epoch for which that was logged.
         self.not_finite: str | None = None
         self._complained: int | None = None
-        # What a batch has weighed in the last step, where rows have weights; all ranks have the same number.
+        # The weight of a batch in the last step, if rows have weights; the same number on all ranks.
         self._usual = 0.0
         self._is_weighted = bool(plan.layout.weight or plan.class_weights or plan.weighs_labels)
         self._losses = LossWatch()
 
     def _course(self) -> Course:
-        """How long the fit is, where that does not depend on the size of the world."""
+        """The length of the fit, if it does not depend on the size of the world."""
         limit = self.plan.steps_per_epoch
         steps = limit
         if self.plan.data.global_batch_size is not None:
@@ -117,7 +118,7 @@ class Trainer:
         return Course(self.plan.epochs, steps)
 
     def make_state(self) -> FitState:
-        """Make the state of everything that has to survive, as it is before the first step."""
+        """Make the state of everything that has to survive, as of before the first step."""
         optional: dict[str, Any] = {"scheduler": self.scheduler, "scaler": self.scaler}
         return FitState(
             model=self.model,
@@ -141,7 +142,7 @@ class Trainer:
         )
 
     def run(self, state: FitState) -> None:
-        """Train from the position of the state to the end."""
+        """Train from the state's position to the end."""
         self.not_finite, self._losses, self._usual = None, LossWatch(), 0.0
         if not isinstance(state.history, bytes):  # it comes from a checkpoint of an earlier release
             earlier: list[Metrics] = state.history
@@ -153,7 +154,7 @@ class Trainer:
         if state.epoch == 0 and state.step == 0:
             torch.manual_seed(self.plan.seed * 1009 + se.rank())  # dropout masks differ between ranks
         self.callbacks.begin(state)
-        # A callback stops training only for the number of epochs wanted at the time: a fit that wants more continues.
+        # A callback stops training only for the number of epochs requested at the time: a fit that requests more continues.
         while max(state.epoch, state.stopped) < self.plan.epochs:
             if not state.started:
                 state.started = time.time()
@@ -164,7 +165,7 @@ class Trainer:
                 self._end_epoch(state)
             if self.not_finite is not None:
                 if self.plan.steps.zero_redundancy:
-                    # The last durable checkpoint is put together from the live weights, which have to be those of a commit.
+                    # The last durable checkpoint is assembled from the live weights, which have to be those of a commit.
                     state.commit()
                 return
 
@@ -190,7 +191,7 @@ class Trainer:
                 sums = sums + (self._backward if self.plan.data.shards is None else self._backward_parts)(
                     state, columns, passes
                 )
-            if self.not_finite is not None:  # the step is not made, and whoever goes on from here begins with its rows
+            if self.not_finite is not None:  # the step is skipped, and a continued fit begins with its rows
                 self.optimizer.zero_grad(set_to_none=True)
                 self.loader.load_state_dict({**self.loader.state_dict(), "position": position})
                 return
@@ -223,10 +224,10 @@ class Trainer:
         rows = count if self.loader.batch_rows[se.rank()] else 0
         weight = self._weights(batch)
         if weight is not None and not rows:
-            # A repeated batch adds nothing, even if the rows of all other ranks have no weight.
+            # A repeated batch must add nothing, even if the rows of all other ranks have no weight.
             weight = torch.zeros_like(weight)
         amount = float(rows if weight is None else weight.sum())
-        if weight is not None or self.plan.data.transform is not None:  # which may leave rows out, or add some
+        if weight is not None or self.plan.data.transform is not None:  # a transform may leave out or add rows
             self.model.set_rows(max(amount, TINY))
         with self._precision():
             loss, pairs = self._forward(self.model, state, batch, rows, weight)
@@ -246,7 +247,7 @@ class Trainer:
         return sums
 
     def _count(self, batch: Mapping[str, torch.Tensor], columns: Mapping[str, torch.Tensor]) -> int:
-        """Return the number of rows in what the transform has made of these columns: that of a label, or else of a feature."""
+        """Return the number of rows after the transform: that of a label, or else of a feature."""
         layout = self.plan.layout
         named = (batch.get(name) for name in (*layout.labels, *layout.features))
         found = next((each for each in named if isinstance(each, torch.Tensor) and each.dim()), None)
@@ -257,7 +258,7 @@ class Trainer:
         return data.global_batch_size or (data.batch_size or 1) * se.size()
 
     def _batch_weight(self, sums: torch.Tensor, work: dist.Work | None) -> float:
-        """Return the weight of a batch on all ranks, the last of its ``sums``, which is waited for where it is not known."""
+        """Return the weight of a batch on all ranks: the last of its ``sums``, for which this waits if it is not known."""
         if not self._is_weighted and self.plan.data.transform is None:
             return sum(self.loader.batch_rows)
         if work is not None:
@@ -265,7 +266,7 @@ class Trainer:
         return float(sums[-1])
 
     def _weights(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
-        """Return the weight of each row [rows]; None if all rows weigh the same."""
+        """Return the weight of each row [rows]; None if all weights are equal."""
         layout, factors = self.plan.layout, self._class_weights
         weights = [batch[layout.weight].float()] if layout.weight else []
         if factors is not None:
@@ -276,7 +277,7 @@ class Trainer:
         return math.prod(weights[1:], start=weights[0]) if weights else None
 
     def _backward_parts(self, state: FitState, columns: dict[str, torch.Tensor], passes: Passes) -> torch.Tensor:
-        """Do the same as ``_backward``, shard by shard, so that all bits are those of any other world."""
+        """Do the same as ``_backward``, shard by shard, so that all bits are the same in any world."""
         rows = sum(self.loader.batch_rows)
         factor = passes.part(rows)
         parts = self.model.parts(columns)
@@ -297,7 +298,7 @@ class Trainer:
         return torch.tensor([*(mean * rows for mean in parts.means.values()), rows], dtype=torch.float64)
 
     def _look(self, state: FitState, name: str, total: float) -> None:
-        """End the fit if a loss is not a finite number. All ranks see the same sum over all ranks, and so decide alike."""
+        """End the fit if a loss is not finite. All ranks see the same sum over ranks, and so decide alike."""
         if math.isfinite(total):
             return
         where = f"epoch {state.epoch}, step {state.step}: {name} is {total:g}"
@@ -309,9 +310,9 @@ class Trainer:
             self.not_finite = where
 
     def _check_weight(self, purpose: str, total: float) -> None:
-        """Raise ``DataError`` if the rows of an epoch have no weight together, so that they have no mean.
+        """Raise ``DataError`` if the weights of an epoch's rows add up to 0, so that there is no mean.
 
-        All ranks see the same sum over all ranks. A fit that continues after a loss of NaN only logs a warning.
+        All ranks see the same sum over ranks. A fit that continues despite a NaN loss only logs a warning.
         """
         if total:
             return
@@ -336,7 +337,7 @@ class Trainer:
         rows: int,
         weight: torch.Tensor | None,
     ) -> tuple[torch.Tensor, Sequence[Pair]]:
-        """Return the loss, and each (loss, output, label) to measure; none if a custom step does not return outputs."""
+        """Return the loss, and each (loss, output, label) to measure; empty if a custom step does not return outputs."""
         layout, objective, custom = self.plan.layout, self.objective, self.plan.steps.train_step
         if custom is None:
             pairs = objective.pairs(layout, layout.call(model, batch), batch)
@@ -352,7 +353,7 @@ class Trainer:
         return loss, [] if outputs is None else objective.pairs(layout, outputs, batch)
 
     def _step(self, rest: float) -> None:
-        """Make a step. rest: what the gradients, accumulated over several batches, have yet to be multiplied by."""
+        """Make a step. rest: the remaining factor of the gradients, which may be accumulated over several batches."""
         steps = self.plan.steps
         if self.scaler:
             self.scaler.unscale_(self.optimizer)
@@ -380,7 +381,7 @@ class Trainer:
             check_weights(batch, self.plan.layout.weight)
             check_classes(batch, self.plan.class_labels, self.plan.classes)
             check_indexes(batch, self.plan.layout.categories)
-        check_whole(batch, self.plan.layout.whole)  # of lists, fit knows no more than how long they are
+        check_whole(batch, self.plan.layout.whole)  # for lists, fit only knows their lengths
         if self.device.type != "cpu":
             batch = {name: value.to(self.device, non_blocking=True) for name, value in batch.items()}
         batch = {name: plain(value) for name, value in batch.items()}
@@ -402,7 +403,7 @@ class Trainer:
         check_frozen(self.optimizer, self.model.module, self._frozen)
         self.model.eval()
         if se.size() > 1 and self.plan.data.shards is None:
-            # Each rank has those of its own last batch, and the result is to be the network that is validated.
+            # Each rank has the buffers of its own last batch, but the validated network has to be the result.
             for buffer in self.model.module.buffers():
                 dist.broadcast(buffer, 0)
         if state.sums is not None:
@@ -425,7 +426,7 @@ class Trainer:
         metrics, state.callbacks, stop, keep = self.callbacks.end_epoch(state, metrics)
         if keep:
             state.best = kept_weights(weights_of(self.model.module))
-        # The history is kept as bytes, which no commit copies, however many epochs it covers.
+        # The history is kept as bytes, which commits do not copy, however many epochs it covers.
         state.history += json.dumps(metrics, default=_as_plain).encode() + b"\n"
         state.epoch, state.step, state.sums, state.sizes, state.started = state.epoch + 1, 0, None, [], 0.0
         state.stopped = self.plan.epochs if stop else 0
@@ -435,10 +436,10 @@ class Trainer:
             state.report(**{name: value for name, value in metrics.items() if isinstance(value, (int, float, str))})
 
     def _validate(self, state: FitState) -> dict[str, float]:
-        """Return means over all rows of the validation data; a metric with a state of its own is computed over all rows."""
+        """Return means over all rows of the validation data. A stateful metric is computed over all rows."""
         layout, objective, data = self.plan.layout, self.objective, self.plan.data
         assert data.validation_url is not None
-        # With shards every rank validates all rows, because sums over ranks have other bits where there are other ranks.
+        # With shards, every rank validates all rows, because the bits of sums over ranks depend on the ranks.
         shard = (se.rank(), se.size()) if data.shards is None else (0, 1)
         # By default a validation batch has as many rows as a training batch has on this rank, or in a shard.
         size = data.validation_batch_size or -(-(data.global_batch_size or 1) // (data.shards or se.size()))
@@ -457,7 +458,7 @@ class Trainer:
             for columns in loader:
                 batch = self._prepare(columns, loader)
                 rows = self._count(batch, columns)
-                if not rows:  # the transform has left none
+                if not rows:  # the transform has left no rows
                     continue
                 weight = self._weights(batch)
                 with self._precision():
@@ -479,17 +480,17 @@ class Trainer:
 
 
 def _as_plain(value: object) -> object:
-    """Convert a value that JSON cannot represent, such as callbacks may add to an epoch's metrics."""
+    """Convert a value that JSON cannot represent. Callbacks may add such values to an epoch's metrics."""
     return value.item() if hasattr(value, "item") and getattr(value, "size", 1) in (1, ()) else str(value)
 
 
 def length(columns: Mapping[str, torch.Tensor]) -> int:
-    """Return the number of rows in columns as the loader has them."""
+    """Return the number of rows in the loader's columns."""
     return len(next(iter(columns.values())))
 
 
 def _means(names: list[str], sums: torch.Tensor | None) -> dict[str, float]:
-    """Divide sums by the last of them, the weight."""
+    """Divide sums by the last one, which is the weight."""
     if sums is None:
         return {"loss": float("nan")}
     *values, weight = sums.tolist()

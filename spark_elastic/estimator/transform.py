@@ -1,4 +1,4 @@
-"""Prediction on executors, by a vectorized UDF around a network that each Python worker loads once."""
+"""Prediction on executors, by a vectorized UDF with a network that each Python worker loads once."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _COLUMNAR = "spark.sql.execution.arrow.pythonUDF.columnarInput.enabled"
 
 # Makes the output columns, each [rows] or [rows, n], from the network's outputs, each [rows, …].
 Finish = Callable[[list[np.ndarray]], dict[str, np.ndarray]]
-# What Spark takes from a prediction: the arrays of a struct's fields, or the one array.
+# The result of a prediction for Spark: the arrays of a struct's fields, or a single array.
 Predicted = dict[str, np.ndarray] | np.ndarray
 
 
 class Scorer:
-    """Calls a network on numpy columns, on the device of its parameters. Travels by cloudpickle.
+    """Calls a network on NumPy columns, on the device of its parameters. Can be pickled by cloudpickle.
 
-    ``columns`` are the output columns, if these may have changed places since the layout was found out.
+    ``columns`` are the output columns, if these may have changed places since the layout was determined.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Scorer:
     def __call__(self, columns: Mapping[str, np.ndarray | list[np.ndarray]]) -> dict[str, np.ndarray]:
         """Predict a batch. columns: by name, arrays of [rows] or [rows, …], or lists of arrays of different lengths.
 
-        Raises ``DataError`` for NaN, infinity and nulls, naming column and row, and for indexes that are not those of categories.
+        Raises ``DataError`` for NaN, infinity and nulls, naming column and row, and for invalid category indexes.
         """
         rows = len(next(iter(columns.values())))
         exact = {*self.layout.categories, *self.layout.whole}
@@ -65,7 +65,7 @@ class Scorer:
         batch = {name: _tensor(values).to(device) for name, values in columns.items()}
         check_indexes(batch, self.layout.categories)
         check_whole(batch, self.layout.whole)
-        with in_evaluation(self.module), torch.no_grad():  # a network may keep tensors, and train on with them
+        with in_evaluation(self.module), torch.no_grad():  # a network may keep tensors, and train with them later
             value = self.layout.call(self.module, batch)
         outputs = outputs_of(value, self.layout)
         if isinstance(value, Mapping):
@@ -73,14 +73,14 @@ class Scorer:
         return self.finish([_array(output, place) for place, output in enumerate(outputs)])
 
     def on_cpu(self) -> Scorer:
-        """Return this scorer, or if the network is on a GPU, a scorer with a copy on the CPU."""
+        """Return this scorer, or if the network is on a GPU, a scorer with a CPU copy."""
         if all(tensor.device.type == "cpu" for tensor in self.module.state_dict().values()):
             return self
         return Scorer(copy.deepcopy(self.module).cpu(), self.layout, self.finish, self.columns)
 
 
 def _array(output: torch.Tensor, place: int) -> np.ndarray:
-    """Return an output with all that it tells; NumPy has no bfloat16."""
+    """Return an output as a NumPy array without loss of precision. NumPy has no bfloat16."""
     if output.is_complex():
         raise ValueError(
             f"output {place} of the network is complex, and a column holds real numbers: return torch.view_as_real of it, its "
@@ -92,7 +92,7 @@ def _array(output: torch.Tensor, place: int) -> np.ndarray:
 
 @contextlib.contextmanager
 def in_evaluation(module: torch.nn.Module) -> Iterator[None]:
-    """Switch all parts of a network to evaluation mode, and afterwards switch back those that were in training mode."""
+    """Put all parts of a network into evaluation mode, and afterwards put those that were training back."""
     training = [part for part in module.modules() if part.training]
     try:
         for part in training:
@@ -104,7 +104,7 @@ def in_evaluation(module: torch.nn.Module) -> Iterator[None]:
 
 
 def scoring_device(use_gpu: bool | None) -> torch.device:
-    """Return where a Spark task scores: on the GPU that Spark has assigned, unless ``use_gpu`` is False; else on the CPU.
+    """Return the device on which a Spark task scores: its assigned GPU, unless ``use_gpu`` is False; else the CPU.
 
     Raises SparkElasticError if ``use_gpu`` is True and no GPU is assigned.
     """
@@ -115,15 +115,15 @@ def scoring_device(use_gpu: bool | None) -> torch.device:
         raise SparkElasticError("useGpu=True, but Spark has assigned no GPU: set spark.task.resource.gpu.amount=1")
     if not addresses:
         return torch.device("cpu")
-    place = place_of(addresses[0])  # first of all: CUDA reads its variable when it is asked for the first time
+    place = place_of(addresses[0])  # comes first: CUDA reads its variable at its first use
     return torch.device("cuda", place) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def place_of(address: str) -> int:
-    """Return the number that an assigned GPU has for CUDA in this process.
+    """Return CUDA's number for an assigned GPU in this process.
 
-    The id of a GPU or of a MIG slice becomes the only one that this process sees: CUDA shows one slice at a time, and none has a
-    number. Raises ``SparkElasticError`` where this process has begun to use another one.
+    If the address is the id of a GPU or of a MIG slice, this process will see only that one: CUDA shows one slice at a time,
+    and slices have no numbers. Raises ``SparkElasticError`` if this process has begun to use another one.
     """
     if address.isdigit():
         # If the cluster hides all other GPUs from the process, the assigned one is number 0, whatever its address.
@@ -157,7 +157,7 @@ class PredictionUdf:
         self._shapes = {name: shapes.get(name) for name in scorer.layout.features}
         network = cloudpickle.dumps(scorer.on_cpu())
         names = list(self._shapes)
-        # Spark makes a column of numbers faster than a struct with one number.
+        # A column of numbers is faster in Spark than a struct with one number.
         self._only = kind.names[0] if len(kind.names) == 1 and None not in self._shapes.values() else None
         if None in self._shapes.values():
             self._udf = _ragged_udf(network, names, kind, batch_size, use_gpu)
@@ -171,12 +171,12 @@ class PredictionUdf:
             )
 
     def __call__(self, frame: DataFrame) -> Column:
-        """Return the struct of predictions for a DataFrame that has the features."""
+        """Return the column of predictions for a DataFrame with the features."""
         found = self._udf(*(_as_input(frame, name, shape) for name, shape in self._shapes.items()))
         return found if self._only is None else f.struct(found.alias(self._only))
 
     def register(self, session: SparkSession, name: str) -> Callable[..., Column]:
-        """Register the function of the features under a name of SQL, and return it."""
+        """Register the function of the features under a SQL name, and return it."""
         inner: Any = self._udf
         predict = takes_sql_arguments(inner.func, name, self._shapes)
         udf = pandas_udf(predict, inner.returnType)  # type: ignore[call-overload]
@@ -187,9 +187,9 @@ class PredictionUdf:
 def carry_vectors(frame: DataFrame, features: Sequence[str]) -> DataFrame:
     """Return the DataFrame, with a filter that lets all rows pass if it has vectors.
 
-    Right behind a Parquet scan, Spark 4.2 and later feed pandas UDFs in columnar form, in which vectors cannot pass them. A
-    filter hands on rows. Spark's setting for that would hold for all that the user's session does. Spark's optimizer does not
-    find out that the condition always holds, and as it is deterministic, it keeps no other filter from the scan.
+    Right after a Parquet scan, Spark 4.2 and later feed pandas UDFs in columnar form, which does not support vectors. A filter
+    passes on rows. Spark's setting for this would affect the user's whole session. Spark's optimizer does not detect that the
+    condition always holds. The condition is deterministic, so it keeps no other filter from being pushed to the scan.
     """
     session = frame.sparkSession
     is_columnar = _version(session) >= (4, 2) and session.conf.get(_COLUMNAR, "true") == "true"
@@ -219,7 +219,7 @@ def _maker(
             found = scorer(dict(zip(names, columns, strict=True)))
             return found if only is None else found[only]
 
-        # From the number of parameters, Spark infers that each column is an input of its own.
+        # Spark infers from the number of parameters that each column is a separate input.
         positional = inspect.Parameter.POSITIONAL_ONLY
         parameters = [inspect.Parameter(f"column_{place}", positional) for place in range(len(names))]
         predict.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -259,7 +259,7 @@ def _values(series: pd.Series) -> np.ndarray | list[np.ndarray]:
 
 
 def _as_trained(values: np.ndarray | list[np.ndarray]) -> np.ndarray | list[np.ndarray]:
-    """Return doubles as the 32-bit floats that ``fit`` trains on, where very large ones are infinite."""
+    """Return doubles as the 32-bit floats that ``fit`` trains on, in which very large numbers are infinite."""
     if isinstance(values, list):
         return [np.asarray(_as_trained(np.asarray(row))) for row in values]
     with np.errstate(over="ignore"):
@@ -282,9 +282,9 @@ def _as_input(frame: DataFrame, name: str, shape: tuple[int, ...] | None) -> Col
 
 
 def _or_error(frame: DataFrame, name: str, value: Column, shape: tuple[int, ...] | None) -> Column:
-    """Return a list, or an error naming column and row if it is null or has another length than ``shape`` says.
+    """Return the list, or an error naming column and row if it is null or its length differs from ``shape``.
 
-    Spark fails at such a row before Python sees it, and names neither.
+    Otherwise Spark would fail at such a row before Python sees it, and name neither.
     """
     numbered = [field.name for field in frame.schema if not is_list(field.dataType)]
     others = [name for name in numbered if frame.columns.count(name) == 1][:SHOWN]
@@ -302,7 +302,7 @@ def _or_error(frame: DataFrame, name: str, value: Column, shape: tuple[int, ...]
 
 
 def check_features(frame: DataFrame, shapes: Mapping[str, tuple[int, ...] | None], features: Sequence[str]) -> None:
-    """Raise ValueError for a feature that is missing or twice there, TypeError for one that is no number or a list too many."""
+    """Raise ValueError for a missing or duplicate feature, TypeError for one of the wrong type (number or list)."""
     for name in features:
         check_columns(frame.schema, [name], "features")
         kind: DataType = frame.schema[name].dataType

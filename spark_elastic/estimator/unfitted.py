@@ -1,4 +1,4 @@
-"""Finds out what fit would know about a network that was trained elsewhere: how it takes its columns, and what it returns."""
+"""Determines what fit would know about a network that was trained elsewhere: how it takes columns, and what it returns."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def learn(model: ElasticModel, layout: Layout, frame: DataFrame) -> None:
     batch = {name: _zeros(frame, name, sizes[name]) for name in layout.features}
     with own_randomness(0):
         network = copy.deepcopy(model.model).cpu().eval()
-        for parameter in network.parameters():  # a frozen network has no graph that tells what it ends in
+        for parameter in network.parameters():  # a frozen network has no graph that shows its last step
             parameter.requires_grad_(parameter.is_floating_point())
         outputs, layout, _ = try_layouts(network, layout, batch)
     shapes = {name: None if values.is_nested else tuple(values.shape[1:]) for name, values in batch.items()}
@@ -42,7 +42,7 @@ def learn(model: ElasticModel, layout: Layout, frame: DataFrame) -> None:
 
 
 def _sizes(frame: DataFrame, names: Sequence[str]) -> dict[str, list[int]]:
-    """Return how many numbers the first rows have in each column; an empty list for a column of numbers."""
+    """Return how many numbers the first rows have in each column; an empty list for a column of single numbers."""
     shapes = {name: row_shape(frame.schema[name]) for name in names}
     found = {name: list(shape or ()) for name, shape in shapes.items()}
     unknown = [name for name, shape in shapes.items() if shape is None]

@@ -1,4 +1,4 @@
-"""Keras 3 on the torch backend: a state whose ``fit`` goes on from the last commit after each change of the world.
+"""Keras 3 on the torch backend: a state whose ``fit`` continues from the last commit after each change of the world.
 
 ::
 
@@ -9,8 +9,8 @@
     def train(state):
         state.fit(lambda batch: (batch["x"], batch["y"]), epochs=10, callbacks=[keras.callbacks.EarlyStopping(patience=2)])
 
-Loops of your own call ``model.fit`` for each epoch, with ``Batches`` and the callbacks of this module. Importing it chooses the
-torch backend where KERAS_BACKEND is not set. The extra ``keras`` installs Keras.
+Custom loops call ``model.fit`` for each epoch, with ``Batches`` and the callbacks of this module. Importing the module chooses
+the torch backend if KERAS_BACKEND is not set. The extra ``keras`` installs Keras.
 """
 
 from spark_elastic.keras import _backend  # noqa: F401

@@ -1,4 +1,4 @@
-"""Chooses Keras' backend, ahead of the first import of Keras."""
+"""Chooses Keras' backend, before the first import of Keras."""
 
 import os
 

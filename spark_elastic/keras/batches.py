@@ -1,4 +1,4 @@
-"""Batches of a loader, as ``fit`` takes them."""
+"""Batches of a loader for ``fit``."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ def as_it_is(batch: Any) -> Any:
 
 
 class Batches(keras.utils.PyDataset):
-    """The rest of a loader's epoch, for ``model.fit``. Each call of ``fit``, which trains one epoch, takes a new one.
+    """The rest of a loader's epoch, for ``model.fit``. Each call of ``fit`` trains one epoch and needs a new ``Batches``.
 
     ``convert`` turns a batch of the loader into ``(x, y)`` or ``(x, y, sample_weight)``. A batch is taken from the loader when
-    Keras begins its step, never ahead, so that a commit counts exactly those that were trained on. (From a Python generator
-    Keras would take two before the first step.)
+    Keras begins its step, never earlier, so that a commit counts exactly the batches that were trained on. (From a Python
+    generator, Keras would take two before the first step.)
 
-    Of a loader that was made with ``shards=``, ``convert`` is given the shards one by one, and each whole batch as well,
-    unless the loader delivers it as a list of shards.
+    For a loader with ``shards=``, ``convert`` gets the shards one by one, and each whole batch as well, unless the loader
+    delivers it as a list of shards.
     """
 
     def __init__(self, loader: PositionedLoader[T], convert: Callable[[T], Converted]) -> None:
-        """Begin to iterate over the rest of the loader's epoch, which ends an iteration that is under way.
+        """Begin to iterate over the rest of the loader's epoch, which ends a running iteration.
 
-        Raises ``DataError`` where the epoch has been iterated to its end already, as the loader does.
+        Raises ``DataError`` if the epoch has already been iterated to its end, as the loader does.
         """
         super().__init__()
         newest[loader] = weakref.ref(self)
         self._convert = convert
         self._is_in_shards = shards_of_loader(loader) is not None
-        # The batch that was given last, before it was converted, for the steps that convert its shards.
+        # The last batch given to Keras, unconverted, for steps that convert its shards.
         self._untaken: Any = None
         self._iterator = iter(loader)
         self._steps: int = loader.steps_left
@@ -49,7 +49,7 @@ class Batches(keras.utils.PyDataset):
 
     @property
     def num_batches(self) -> int:
-        """How many batches ``fit`` takes: the steps that are left of the epoch in the present world."""
+        """The number of batches for ``fit``: the epoch's remaining steps in the current world."""
         return self._steps
 
     def __getitem__(self, index: int) -> Converted:
@@ -65,15 +65,15 @@ class Batches(keras.utils.PyDataset):
         return shown
 
     def take(self) -> tuple[Any, Callable[[Any], Converted]] | None:
-        """Return the batch that Keras was given last, and what converts its shards; None if that was taken before."""
+        """Return the last batch given to Keras, and the function that converts its shards; None if it was already taken."""
         batch, self._untaken = self._untaken, None
         return None if batch is None else (batch, self._convert)
 
     def on_epoch_end(self) -> None:
-        # Keras takes one batch to build losses and metrics, and then begins the epoch, in which that batch has to come again.
+        # Keras takes one batch to build losses and metrics, and then begins the epoch, which has to start with that batch.
         if self._given == 1:
             self._shown = self._batch
 
 
-# By loader, the Batches that were made of it last.
+# The newest ``Batches`` of each loader.
 newest: weakref.WeakKeyDictionary[object, weakref.ref[Batches]] = weakref.WeakKeyDictionary()

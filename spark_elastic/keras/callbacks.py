@@ -22,13 +22,13 @@ class _StateCallback(keras.callbacks.Callback):
 class CommitStateCallback(_StateCallback):
     """Commits after every ``batches_per_commit`` batches, and at the end of ``fit``.
 
-    The last batch of ``fit`` is committed at its end, with the epoch counted: a worker that joined in between would have no
-    batch to begin ``fit`` with. The callback may come before or after the others of this module. It also reports the running
-    metrics of ``fit``.
+    The last batch is committed only at the end of ``fit``, together with the completed epoch: a worker that joined in between
+    would have no batch to begin ``fit`` with. The callback may come before or after the others of this module. It also reports
+    the running metrics of ``fit``.
     """
 
     def __init__(self, state: KerasState, batches_per_commit: int = 1) -> None:
-        """Keep the state. Raises ``ValueError`` unless ``batches_per_commit`` is a whole number from 1 on."""
+        """Store the state. Raises ``ValueError`` unless ``batches_per_commit`` is a whole number from 1 on."""
         super().__init__(state)
         self._every = whole_number("batches_per_commit", batches_per_commit, 1)
 
@@ -42,7 +42,7 @@ class CommitStateCallback(_StateCallback):
 
 
 class UpdateEpochStateCallback(_StateCallback):
-    """Sets ``state.epoch`` to the number of epochs that are done, and the state's loader to the next epoch."""
+    """Sets ``state.epoch`` to the number of finished epochs, and the state's loader to the next epoch."""
 
     def on_train_begin(self, logs: Mapping[str, object] | None = None) -> None:
         if self.params["epochs"] != self.state.epoch + 1:
@@ -59,7 +59,7 @@ class UpdateEpochStateCallback(_StateCallback):
 
 
 class UpdateBatchStateCallback(_StateCallback):
-    """Counts the batches of the epoch in ``state.batch``, for data that do not know their own position.
+    """Counts the batches of the epoch in ``state.batch``, for data that does not track its own position.
 
     A batch is counted when it begins, so that a commit at its end includes it, whichever callback comes first.
     """

@@ -1,4 +1,4 @@
-"""What callbacks and settings ``fit`` cannot take, and says so."""
+"""Refuses callbacks and settings that ``fit`` cannot take."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from keras.callbacks import BackupAndRestore, CSVLogger, EarlyStopping, ModelChe
 from spark_elastic.errors import TrainingCodeError
 from spark_elastic.keras.callbacks import CommitStateCallback, UpdateBatchStateCallback, UpdateEpochStateCallback
 
-# Settings of Model.fit that go with a loader.
+# Settings of Model.fit that can be combined with a loader.
 SETTINGS = ("class_weight", "validation_data", "validation_steps", "validation_batch_size", "validation_freq")
 
 
@@ -46,7 +46,7 @@ def check_built(model: keras.Model) -> None:
 
 
 def check_callbacks(callbacks: Iterable[keras.callbacks.Callback]) -> None:
-    """Raise ``ValueError`` for callbacks that ``KerasState.fit`` makes superfluous or that would destroy what they wrote."""
+    """Raise ``ValueError`` for callbacks that ``KerasState.fit`` makes superfluous, or that would destroy their own output."""
     for callback in callbacks:
         name = type(callback).__name__
         if isinstance(callback, (CommitStateCallback, UpdateBatchStateCallback, UpdateEpochStateCallback)):
@@ -65,7 +65,7 @@ def check_callbacks(callbacks: Iterable[keras.callbacks.Callback]) -> None:
 
 
 def check_losses(model: keras.Model) -> None:
-    """Raise ``TrainingCodeError`` for losses that are no means over rows, which averages over ranks make others of."""
+    """Raise ``TrainingCodeError`` for losses that are not means over rows: averaging over ranks would change them."""
     for loss in keras.tree.flatten(model.loss):
         reduction = getattr(loss, "reduction", None)
         if reduction in ("sum", "mean_with_sample_weight"):
@@ -76,7 +76,7 @@ def check_losses(model: keras.Model) -> None:
 
 
 def watch_fit(model: keras.Model) -> None:
-    """Have ``fit`` of this model refuse losses that are no means, and what would never act in a loop that calls it by epoch."""
+    """Make this model's ``fit`` refuse losses that are not means, and what cannot work in a loop that calls it by epoch."""
     signature = inspect.signature(type(model).fit)
 
     def fit(*args: Any, **settings: Any) -> keras.callbacks.History:

@@ -1,4 +1,4 @@
-"""A training of several epochs, whose callbacks go on from the last commit after each change of the world."""
+"""A training run of several epochs whose callbacks continue from the last commit after each change of the world."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from spark_elastic.worker.state.attributes import Attributes, by_name
 if TYPE_CHECKING:
     from spark_elastic.keras.state import KerasState
 
-# Callbacks that write what one rank can write for all. They are called on rank 0.
+# Callbacks whose output one rank can write for all. They are called on rank 0.
 WRITERS = (CSVLogger, ModelCheckpoint, ProgbarLogger, RemoteMonitor, TensorBoard)
 _SET_BY_KERAS = ("model", "_model", "params")
 
 
 class Training(CallbackList):
-    """The callbacks of a training in one world, for whom several calls of ``Model.fit``, each for one epoch, are a single one.
+    """The callbacks of training in one world. They see the ``Model.fit`` calls, one for each epoch, as a single call.
 
-    It commits after each batch, and after each epoch with what callbacks remember of it.
+    Commits after each batch, and after each epoch, with the state of the callbacks.
     """
 
     def __init__(
@@ -39,10 +39,10 @@ class Training(CallbackList):
         epochs: int,
         verbose: int,
     ) -> None:
-        self._state: Any = state  # whose objects are attributes
+        self._state: Any = state  # Any, because its objects are attributes
         self._epochs = epochs
         self._verbose = verbose
-        # What the last commit of this training holds; of one before it, which training of more epochs follows, its history.
+        # The progress in this training run's last commit. If an earlier run of fewer epochs came before, only its history.
         last = vars(state)["progress"] or {
             "epochs": 0,
             "finished": {},
@@ -62,15 +62,15 @@ class Training(CallbackList):
             if rank() == 0 or not isinstance(callback, WRITERS)
         }
         super().__init__(list(self._named.values()), model=state.model)
-        # Keras would call some callbacks in another thread, while a commit asks them what they remember.
+        # Keras would call some callbacks on another thread while a commit reads their state.
         self._async_train = self._async_test = self._async_predict = False
         self._attributes: dict[str, Attributes] = {}
-        # What they remembered when they were last asked.
+        # Their state when it was last read.
         self._values: dict[str, Any] = {}
         self._logs: dict[str, Any] = {}
 
     def run(self, convert: Callable[[Any], Any], settings: Mapping[str, Any]) -> History:
-        """Train what is left of the epochs. Return the history of all."""
+        """Train the remaining epochs. Return the history of all epochs."""
         state = self._state
         if self._epochs in self._progress["finished"]:
             remembered = self._progress["finished"][self._epochs]
@@ -81,7 +81,7 @@ class Training(CallbackList):
             warnings.warn(f"{state.epoch} epochs have been trained, so epochs={self._epochs} trains none", stacklevel=4)
         self._begin()
         while state.epoch < self._epochs and not self._progress["is_stopped"]:
-            # Batches that were over when this call of fit begins, which counts from 0 again.
+            # The batches finished before this call of fit, which counts from 0 again.
             self._batches_before = state.batch
             self._set_steps()
             before = state.epoch
@@ -107,7 +107,7 @@ class Training(CallbackList):
         self.set_params({"verbose": self._verbose, "epochs": self._epochs, "steps": steps})
 
     def _begin(self) -> None:
-        """Tell callbacks that training begins, and have them remember what they did until the last commit."""
+        """Tell callbacks that training begins, then restore their state from the last commit."""
         followed = self._state._attributes
         for name, callback in self._named.items():
             if not isinstance(callback, ProgbarLogger):
@@ -120,7 +120,7 @@ class Training(CallbackList):
         values = [] if self._is_new else [variable.value.clone() for variable in variables]
         super().on_train_begin()
         for variable, value in zip(variables, values, strict=False):
-            variable.assign(value)  # what callbacks set when training begins was set before the last commit
+            variable.assign(value)  # undo what callbacks set when training begins: that was done before the last commit
         for name, known in self._attributes.items():
             known.begin()
             known.load(self._progress["callbacks"].get(name))
@@ -128,10 +128,10 @@ class Training(CallbackList):
     # ------------------------------------------------------------------ what Keras calls
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
-        """Do nothing: ``fit`` begins with each epoch, and a training once."""
+        """Do nothing: ``fit`` begins once per epoch, but training begins only once."""
 
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
-        """Do nothing, as above."""
+        """Do nothing: ``fit`` ends once per epoch, but training ends only once."""
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         if self._state.batch == 0:
@@ -144,7 +144,7 @@ class Training(CallbackList):
         if len(variables) != len(self._progress["metrics"]):
             raise TrainingCodeError(NOT_BUILT)
         for variable, value in zip(variables, self._progress["metrics"], strict=True):
-            variable.assign(value)  # which fit has just reset
+            variable.assign(value)  # fit has just reset it
 
     def on_train_batch_begin(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         super().on_train_batch_begin(self._batches_before + batch, logs)
@@ -154,7 +154,7 @@ class Training(CallbackList):
         self.model.stop_training = _any(self.model.stop_training)
         self._state.batch += 1
         self._report(_as_python(logs))
-        # The last batch is committed with its epoch: a worker that joined in between would have no batch to begin with.
+        # The last batch is committed with its epoch: a worker that joined in between would have no batch to start with.
         if self._state.batch < self.params["steps"] and not self.model.stop_training:
             self._commit()
 
@@ -172,10 +172,10 @@ class Training(CallbackList):
         self._state.report(**{name: value for name, value in logs.items() if isinstance(value, (int, float))})
 
     def _remembered(self, by_writers: bool) -> dict[str, Any]:
-        """Return what callbacks remember: those that only rank 0 has, or those of each rank."""
+        """Return the state of callbacks: of those that only rank 0 has, or of those on each rank."""
         asked = [name for name in self._attributes if isinstance(self._named[name], WRITERS) == by_writers]
         for name in asked:
-            # Callbacks that hear of no batches remember what they did when the epoch had begun.
+            # The state of callbacks without batch hooks cannot change once the epoch has begun.
             if name not in self._values or self._state.batch <= 1 or _hears_of_batches(self._named[name]):
                 self._values[name] = self._attributes[name].values()
         return {name: self._values[name] for name in asked}
@@ -199,7 +199,7 @@ def _hears_of_batches(callback: keras.callbacks.Callback) -> bool:
 
 
 def _any(flag: bool) -> bool:
-    """Whether the flag is set on any rank, so that all leave the epoch together."""
+    """Return whether the flag is set on any rank, so that all ranks leave the epoch together."""
     return bool(allreduce(torch.tensor([int(flag)]), "max"))
 
 

@@ -1,4 +1,4 @@
-"""The metrics of a model over the rows of all ranks, each of which adds its part of a step."""
+"""Computes a model's metrics over the rows of all ranks, each of which adds its part of a step."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ NOT_BUILT = (
 
 
 def variables_of(metrics: Iterable[keras.Metric]) -> list[keras.Variable]:
-    """Return the variables in which metrics add up, each once."""
+    """Return the variables in which metrics accumulate, without duplicates."""
     return list({id(variable): variable for metric in metrics for variable in metric.variables}.values())
 
 
 class Totals:
-    """What metrics have added up before a step, set aside while they add up the step's own part.
+    """The metrics' totals from before a step, set aside while the metrics accumulate the step's own part.
 
-    Raises ``TrainingCodeError`` for a metric that cannot be had by adding up, as its variable says.
+    Raises ``TrainingCodeError`` for a metric whose variable says that it cannot be added up.
     """
 
     def __init__(self, metrics: Iterable[keras.Metric]) -> None:
@@ -43,37 +43,37 @@ class Totals:
         self.begin()
 
     def begin(self) -> None:
-        """Begin a new part."""
+        """Begin a new part from zero."""
         for metric in self._metrics:
             metric.reset_state()
         self._empty = [variable.value.clone() for variable, _ in self._totals]
 
     def part(self) -> list[torch.Tensor]:
-        """Return what has been added up since ``begin``."""
+        """Return what the metrics have accumulated since ``begin``."""
         return [variable.value - empty for (variable, _), empty in zip(self._totals, self._empty, strict=True)]
 
     def add(self, part: Sequence[torch.Tensor]) -> None:
-        """Set the metrics to what they were, and this part."""
+        """Set the metrics to the earlier totals plus this part."""
         for (variable, total), added in zip(self._totals, part, strict=True):
             variable.assign(total + added.to(total.device))
 
 
 def sum_over_ranks(part: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Add up the parts of a step that all ranks have."""
+    """Add up a step's parts over all ranks."""
     return [each for each in reduced(part, "sum") if each is not None]
 
 
 def sum_over_shards(parts: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
-    """Add up the parts of all shards, of which this rank has some, in the order of shards: with equal bits at any size."""
+    """Add up the parts of all shards on all ranks, in the order of shards, so that bits are equal at any size."""
     gathered = allgather_object([[tensor.cpu() for tensor in part] for part in parts])
-    in_order = [part for parts_of_rank in gathered for part in parts_of_rank]  # ranks have shards in their order
+    in_order = [part for parts_of_rank in gathered for part in parts_of_rank]  # ranks hold the shards in rank order
     return [functools.reduce(torch.add, each) for each in zip(*in_order, strict=True)]
 
 
 def check_metrics(metrics: Iterable[keras.Metric]) -> None:
-    """Raise ``TrainingCodeError`` for metrics that are no sums, and warn of those that may be none."""
+    """Raise ``TrainingCodeError`` for metrics that are not sums, and warn of those that may not be."""
     for metric in metrics:
-        parts = getattr(metric, "metrics", None)  # of all that compile() was given
+        parts = getattr(metric, "metrics", None)  # the metrics given to compile()
         for each in [metric] if parts is None else parts:
             if not each.variables:
                 raise TrainingCodeError(
@@ -95,7 +95,7 @@ def check_metrics(metrics: Iterable[keras.Metric]) -> None:
 
 
 def check_logs(model: keras.Model, logs: Mapping[str, Any]) -> None:
-    """Raise ``TrainingCodeError`` for a number that a step returns and that is no metric's, as no total can be had of it."""
+    """Raise ``TrainingCodeError`` for a number in the logs that comes from no metric, and so has no total."""
     metrics = model.get_metrics_result()
     for name, value in logs.items():
         if name not in metrics or not np.array_equal(_array(value), _array(metrics[name]), equal_nan=True):
@@ -110,13 +110,13 @@ def _array(value: Any) -> Any:
 
 
 def results_of(model: keras.Model, logs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the logs of a step with the metrics as they are now."""
+    """Return the logs of a step with the metrics' current results."""
     metrics = model.get_metrics_result()
     return {name: metrics.get(name, value) for name, value in logs.items()}
 
 
 def reduced(tensors: Sequence[torch.Tensor | None], op: str, weight: float = 1.0) -> list[torch.Tensor | None]:
-    """Reduce over ranks, all tensors of a dtype at once. None stands for the gradient of a variable that the loss ignores."""
+    """Reduce over ranks, all tensors of a dtype at once. None is the gradient of a variable that the loss does not use."""
     results = list(tensors)
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors if tensor is not None):
         parts = {place: tensor for place, tensor in enumerate(tensors) if tensor is not None and tensor.dtype == dtype}

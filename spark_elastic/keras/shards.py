@@ -1,4 +1,4 @@
-"""Steps over the shards of a batch, whose bits are the same in a world of any size; see ``worker/shards``."""
+"""Steps over the shards of a batch, with the same bits in a world of any size; see ``worker/shards``."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class ShardedSteps:
         self._world = world
         self._workspace = Workspace()
         self._sources = self._find_sources()
-        # The variables that the optimizer is to change, by the last part.
+        # The variables that the optimizer is to change, according to the last part.
         self._applied: Sequence[keras.Variable] | None = None
 
     def step(self, batch: object, convert: Callable[[Any], Converted]) -> Mapping[str, Any]:
-        """Compute this rank's shards of a batch, add up with the other ranks, and change the weights. Return the logs."""
+        """Compute this rank's shards of a batch, add up over all ranks, and update the weights. Return the logs."""
         state, model = self._state, self._state.model
         sources = self._find_sources()
         if sources.structure != self._sources.structure:
@@ -44,7 +44,7 @@ class ShardedSteps:
         others = Totals(metric for metric in model.metrics if state._is_fitting and metric.name != "loss")
         other_parts = []
         for weight in sources.parameters:
-            weight.grad = None  # Keras leaves those of the last step, to which the loop would add
+            weight.grad = None  # Keras leaves the last step's gradients, to which the loop would add
         parts = Parts(batch, sources, self._workspace, self._world)
         for part in parts:
             state._draw_seeds()
@@ -67,7 +67,7 @@ class ShardedSteps:
         return results_of(model, logs)
 
     def gradients_are_there(self, variables: Sequence[keras.Variable] | None) -> None:
-        """Note what the optimizer is to change once the gradients are those of the batch, instead of those of a part."""
+        """Note the variables that the optimizer is to change, for when the gradients are those of the batch, not of a part."""
         if loops.open is None:
             raise TrainingCodeError(
                 "the loader was made with shards=, and the optimizer was given gradients outside of the model's train_step, "
@@ -86,7 +86,7 @@ def _as_tensor(value: Any) -> Any:
 
 
 def moving_of(model: keras.Model) -> list[keras.Variable]:
-    """Return the variables that layers change in a forward, such as BatchNormalization's averages. Frozen layers change none."""
+    """Return the variables that forwards change, such as BatchNormalization's averages, except those of frozen layers."""
     frozen = {id(weight) for layer in model._flatten_layers() if not layer.trainable for weight in layer.weights}
     weights = [weight for weight in model.non_trainable_weights if id(weight) not in frozen]
     return [weight for weight in weights if weight.value.is_floating_point()]

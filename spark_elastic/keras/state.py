@@ -36,22 +36,21 @@ from spark_elastic.worker.world import World
 class KerasState(TorchState):
     """The state of a Keras model in training: its weights, its optimizer's variables, a loader, and any objects.
 
-    ``model`` has to be built (an Input layer, or ``model.build``), because a newcomer receives the weights before its first
-    batch; ``optimizer`` is by default the one that the model was compiled with.
+    ``model`` has to be built (by an Input layer or ``model.build``), because a newcomer receives the weights before its first
+    batch. By default, ``optimizer`` is the one that the model was compiled with.
 
-    From then on the optimizer's ``apply`` averages gradients over all ranks, and with them what layers such as
-    BatchNormalization remember of their batches. A rank counts by the rows that ``loader`` gave it; without a loader of this
-    package all ranks count equally. Inside the elastic function ``apply`` is a collective, so all ranks have to take equally
-    many steps. Layers draw random numbers from seeds of each rank's own.
+    From then on, the optimizer's ``apply`` averages gradients over all ranks, together with the running statistics of layers
+    such as BatchNormalization. Each rank is weighted by the rows that ``loader`` gave it; without a loader of this package, all
+    ranks count equally. Inside the elastic function ``apply`` is a collective, so all ranks have to take equally many steps.
+    Layers draw random numbers from seeds that are each rank's own.
 
-    With a ``loader`` that was made with ``shards=``, a step calls the model's ``train_step`` for each shard that this rank
-    computes, and the optimizer once: weights, optimizer, and the logs of this class's ``fit`` have the same bits in a world of
-    any size.
+    With a ``loader`` made with ``shards=``, a step calls the model's ``train_step`` for each shard that this rank computes, and
+    the optimizer once. Weights, optimizer, and the logs of this class's ``fit`` then have the same bits in a world of any size.
 
-    Loops of your own call ``model.fit`` for each epoch, with ``Batches`` and the callbacks of this module, which advance
-    ``epoch`` and ``batch``. Metrics then cover what this rank has computed since it last entered ``model.fit``, and callbacks
-    begin anew with each epoch: ``TrainingCodeError`` for those that would never act. ``commit`` is "copy" or "host"; it and
-    ``local`` are as in ``TorchState``.
+    Custom loops call ``model.fit`` for each epoch, with ``Batches`` and the callbacks of this module, which advance ``epoch``
+    and ``batch``. Metrics then cover what this rank has computed since it last entered ``model.fit``, and callbacks start over
+    with each epoch: those that would never act raise ``TrainingCodeError``. ``commit`` is "copy" or "host"; it and ``local``
+    are as in ``TorchState``.
     """
 
     epoch: int
@@ -69,10 +68,10 @@ class KerasState(TorchState):
         batch: int = 0,
         **objects: Any,
     ) -> None:
-        """Make the optimizer's variables, and take the place of its ``apply`` and of the model's ``train_step``.
+        """Create the optimizer's variables, and replace its ``apply`` and the model's ``train_step``.
 
         Raises ``ValueError`` for a model that is not built or has no optimizer and for a ``commit`` other than "copy" and
-        "host", and what ``TorchState`` raises.
+        "host", and whatever ``TorchState`` raises.
         """
         optimizer = optimizer or getattr(model, "optimizer", None)
         check_built(model)
@@ -91,9 +90,9 @@ class KerasState(TorchState):
         self._sharded: ShardedSteps | None = None
         self._is_fitting = False
         self._logged: set[str] = set()
-        # The numbers of epochs that ``fit`` was called for since this world has formed.
+        # The values of ``epochs=`` with which ``fit`` has been called in this world.
         self._fitted: set[int] = set()
-        # What callbacks remember, by the number of epochs that they train and by their ids.
+        # The state of callbacks, by ``epochs=`` and by their ids.
         self._attributes: dict[tuple[int, int], Attributes] = {}
         weights = {id(variable) for variable in model.weights}
         super().__init__(
@@ -116,12 +115,12 @@ class KerasState(TorchState):
 
     @property
     def model(self) -> keras.Model:
-        """The model that the state was made with, whose weights a commit copies."""
+        """The model that the state was made with. Commits copy its weights."""
         return self._model
 
     @property
     def optimizer(self) -> keras.optimizers.Optimizer:
-        """The optimizer whose variables a commit copies: the one that was given, or else the model's own."""
+        """The optimizer whose variables commits copy: the given one, or else the model's own."""
         return self._optimizer
 
     def fit(
@@ -133,25 +132,25 @@ class KerasState(TorchState):
         verbose: int | str = "auto",
         **settings: Any,
     ) -> keras.callbacks.History:
-        """Train as ``Model.fit`` does, from the last commit on. Call this inside the elastic function. It blocks until the end.
+        """Train as ``Model.fit`` does, from the last commit on, and block until the end. Call this inside the elastic function.
 
-        A step is committed when callbacks have heard of its batch, the last of an epoch after validation and what callbacks do
-        at the end of the epoch. Metrics are those of all rows of all ranks, each counted once, and validation is rank 0's, so
-        that all ranks decide alike; a training that a callback of one rank stops ends on all.
+        A step is committed after callbacks have seen its batch; the last step of an epoch, after validation and the callbacks'
+        work at the end of the epoch. Metrics cover all rows of all ranks, each counted once, and validation results are rank
+        0's, so that all ranks decide alike. If a callback on one rank stops training, it ends on all ranks.
 
         Args:
-            convert: turns a batch of the loader into ``(x, y)`` or ``(x, y, sample_weight)``; by default it is that already.
-            epochs: the number of epochs since the beginning, not of this call.
-            callbacks: what they remember in attributes that are numbers, strings, arrays or containers of these, or in a
-                ``state_dict`` of theirs, is committed, and a newcomer's go on from there. ``on_train_begin`` is called in each
-                world. ``CSVLogger``, ``ModelCheckpoint``, ``RemoteMonitor`` and ``TensorBoard`` are called on rank 0.
-            verbose: 0 is silent, 1 shows a bar and 2, the default, a line for each epoch, on rank 0.
+            convert: turns a batch of the loader into ``(x, y)`` or ``(x, y, sample_weight)``; by default, batches have this form.
+            epochs: the total number of epochs since the beginning, not of this call.
+            callbacks: Keras callbacks. Their attributes that are numbers, strings, arrays or containers of these, or else their
+                ``state_dict``, are committed, and a newcomer's callbacks continue from there. ``on_train_begin`` is called in
+                each world. ``CSVLogger``, ``ModelCheckpoint``, ``RemoteMonitor`` and ``TensorBoard`` are called on rank 0.
+            verbose: 0 is silent, 1 shows a bar, and 2, the default, a line for each epoch, on rank 0.
             settings: ``class_weight``, ``validation_data``, ``validation_steps``, ``validation_batch_size``,
                 ``validation_freq``, as in ``Model.fit``. Each rank validates all of the data.
 
-        Returns the history of all epochs, those before a loss among them. After a loss the batch that was not committed is
-        trained again, and its callbacks hear of it again. Raises ``ValueError`` for callbacks that do not go with it and
-        without a loader, ``TypeError`` for other settings, and ``TrainingCodeError`` where training is over already.
+        Returns the history of all epochs, including those before a loss of workers. After a loss, the uncommitted batch is
+        trained again, and callbacks see it again. Raises ``ValueError`` for incompatible callbacks and without a loader,
+        ``TypeError`` for other settings, and ``TrainingCodeError`` if training is already over.
         """
         own = keras.tree.flatten(callbacks or [])
         check_settings(settings)
@@ -183,7 +182,7 @@ class KerasState(TorchState):
         return history
 
     def _finalize(self, variables: Sequence[keras.Variable]) -> None:
-        """Leave the weights as they are at the end of an epoch, which ``Model.fit`` takes for that of training."""
+        """Leave the weights unchanged at the end of an epoch, which ``Model.fit`` takes for the end of training."""
         if not self._is_fitting:
             type(self._optimizer).finalize_variable_values(self._optimizer, variables)
 
@@ -208,7 +207,7 @@ class KerasState(TorchState):
             return type(self._model).train_step(self._model, data)
         if self._sharded is None:
             metrics, world = self._model.metrics, present_world()
-            # One rank has the totals of all.
+            # A single rank already has the totals of all.
             totals = None if world is None or world.size == 1 else Totals(metrics)
             count = len(variables_of(metrics))
             logs = self._noted(type(self._model).train_step(self._model, data))
@@ -223,7 +222,7 @@ class KerasState(TorchState):
         return self._sharded.step(batch, convert)
 
     def _noted(self, logs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Check logs of a step in ``fit`` when they have other names than before."""
+        """Check a step's logs in ``fit`` if their names have changed."""
         if self._is_fitting and logs.keys() != self._logged:
             check_logs(self._model, logs)
             check_metrics(self._model.metrics)
@@ -238,7 +237,7 @@ class KerasState(TorchState):
         self._sharded = ShardedSteps(self, None if job is None else job.world) if is_sharded else None
 
     def _weight(self, world: World) -> float:
-        """Return by what this rank's values are multiplied, so that the mean over ranks becomes the mean over rows."""
+        """Return the factor for this rank's values that turns the mean over ranks into the mean over rows."""
         loader = self._loader_in_use()
         rows: Sequence[int] = loader.batch_rows if has_part(loader, RowSource) else ()
         total = sum(rows)
@@ -259,7 +258,7 @@ class KerasState(TorchState):
 
 
 class _Variables:
-    """Gives Keras variables a ``state_dict``, by which a ``TorchState`` keeps them."""
+    """Gives Keras variables a ``state_dict``, through which a ``TorchState`` keeps them."""
 
     def __init__(self, variables: Sequence[keras.Variable]) -> None:
         self.variables = list(variables)
