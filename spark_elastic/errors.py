@@ -118,7 +118,7 @@ class ResetLimitExceededError(TrainingFailedError):
 
 
 class StateLostError(TrainingFailedError):
-    """Every worker that held the committed state is gone, and there is no durable checkpoint."""
+    """All workers that held the committed state are gone, and there is no durable checkpoint."""
 
 
 class NotFiniteLossError(TrainingFailedError):

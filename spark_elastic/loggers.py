@@ -24,7 +24,7 @@ RUN_ID = "spark_elastic.run_id"
 
 
 class Logger(ABC):
-    """The interface of a logger. Calls never overlap. Values are numbers only.
+    """The interface of a logger. Calls come one after another, from one thread at a time. Values are numbers only.
 
     If ``start`` raises, the job is not started. If another method raises, the error is logged once, the logger is not called
     again, and the job continues.

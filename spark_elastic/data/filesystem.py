@@ -41,7 +41,7 @@ class Location:
 
 
 def as_urls(url: Urls) -> tuple[str, ...]:
-    """Return the URLs of a dataset, of which there may be one or a list or tuple. Raises ValueError for anything else."""
+    """Return the URLs of a dataset, given as one URL, a list or a tuple. Raises ValueError for anything else."""
     # Rows come in the order of the URLs, and a set's order differs between processes.
     given: Sequence[Any] = url if isinstance(url, (list, tuple)) else [url]
     if not all(isinstance(each, (str, os.PathLike)) for each in given):
@@ -122,7 +122,7 @@ def forget_listings(filesystem: pafs.FileSystem) -> None:
 
 
 def list_below(filesystem: pafs.FileSystem, folder: str, *, recursive: bool = False) -> list[pafs.FileInfo]:
-    """List what is in a folder, which need not exist. Raises what the store raises.
+    """List the content of a folder, which need not exist. Raises what the store raises.
 
     To list a folder, pyarrow asks fsspec whether it exists, and fsspec says no whatever the error. So a store that refuses
     access, or does not answer, would look empty.

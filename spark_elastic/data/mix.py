@@ -1,4 +1,4 @@
-"""From which of several datasets each row of an epoch comes: a pure function of the weights, seed and epoch.
+"""Determines which of several datasets each row of an epoch comes from: a pure function of the weights, seed and epoch.
 
 Ticket t of an epoch (see `order`) is a row of one dataset. After every 1,024 tickets, each dataset has had its proportion, as
 nearly as whole rows allow: the first dataset is split off from all others, the second from those after it, each by integer

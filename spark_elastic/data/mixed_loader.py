@@ -38,8 +38,8 @@ class WeightedSamplingLoader(PositionedLoader[Batch]):
     The next epoch continues there, so that all rows of a loader come once before any comes again.
 
     Args:
-        loaders: two or more `ParquetLoader`s with the same batch size and columns, which the mix then reads and nobody else.
-            Each keeps its own `seed`, `filters`, `transform` and the like. The mix is `shards_strict` if any of them is.
+        loaders: two or more `ParquetLoader`s with the same batch size and columns, which only the mix may then read. Each keeps
+            its own `seed`, `filters`, `transform` and the like. The mix is `shards_strict` if any of them is.
         probabilities: the proportion of each loader's rows, above 0. They are divided by their sum. Each loader must have a row
             in every epoch.
         seed: determines the order in which the loaders take turns.

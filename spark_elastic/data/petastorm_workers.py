@@ -121,7 +121,7 @@ class IdentifiedArrowWorker(ArrowReaderWorker):
     """Petastorm's worker for plain Parquet, publishing tables with two more columns. ``keep``: the rows to read."""
 
     def process(self, piece_index: int, keep: np.ndarray | None, shuffle_row_drop_partition: object) -> None:
-        """Read one row group, of which ``keep`` names the rows that are wanted."""
+        """Read the rows of one row group that ``keep`` names."""
         self._keep = keep
         _identified(super().process, self, piece_index, None, shuffle_row_drop_partition)
 
@@ -135,7 +135,7 @@ class IdentifiedDictWorker(PyDictReaderWorker):
     """Petastorm's worker for its own datasets, publishing dicts with two more keys. ``keep``: the rows to read."""
 
     def process(self, piece_index: int, keep: np.ndarray | None, shuffle_row_drop_partition: object) -> None:
-        """Read one row group, of which ``keep`` names the rows that are wanted."""
+        """Read the rows of one row group that ``keep`` names."""
         self._keep = keep
         _identified(super().process, self, piece_index, None, shuffle_row_drop_partition)
 

@@ -36,5 +36,5 @@ def key_of(value: object) -> str | None:
 
 
 def pin(key: str, make: Callable[[], bytes]) -> bytes:
-    """Return the bytes that the job agreed on for `key`, computing them with `make()` if nobody has yet. May block."""
+    """Return the bytes that the job agreed on for `key`, computing them with `make()` if no worker has yet. May block."""
     return _pin(key, make)

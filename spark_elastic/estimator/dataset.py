@@ -2,7 +2,7 @@
 
 Each writer has a folder of its own, and writes a last file that marks it as complete. So writers of the same data do not
 collide, and no file system has to rename folders. Within a process, one fit at a time writes the same data. The next writer of
-the same data removes what a dead writer has left behind, once it is certain that nobody writes there any more.
+the same data removes what a dead writer has left behind, once it is certain that nothing writes there any more.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def written(
 
 
 def _find(store: Store, folder: str, identity: str) -> Dataset | None:
-    """Find data that will stay, because the store keeps them or a fit in this process uses them. Remove abandoned data."""
+    """Find data that will not be deleted, because the store keeps it or a fit in this process uses it. Remove abandoned data."""
     for token in store.files.names(store.spark_url(folder)):
         found = _read(store, url := f"{folder}/{token}")
         if found is None:

@@ -149,7 +149,7 @@ class _Description:
         return [*told, _hash(_code(value.__code__)), {name: self._used(used[name], value) for name in sorted(used)}]
 
     def _used(self, value: object, function: types.FunctionType) -> Json:
-        """Describe a global of a function: code by a hash, and a module of the user's by what the function may take from it."""
+        """Describe a global of a function: code by a hash, and a user's module by what the function may take from it."""
         if isinstance(value, types.ModuleType) and not _is_installed(value.__name__):
             named = {
                 name: getattr(value, name) for name in sorted(_names_of(function.__code__)) if hasattr(value, name)

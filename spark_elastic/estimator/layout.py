@@ -99,7 +99,7 @@ class Layout:
         return args, kwargs
 
     def call(self, model: Callable[..., object], batch: Mapping[str, torch.Tensor]) -> object:
-        """Call the model on a batch and return what it returns.
+        """Call the model on a batch and return its result.
 
         Raises ``DataError`` for an index without a category in the model, if torch detects it: on a GPU this ends the process
         instead.

@@ -1,4 +1,4 @@
-"""The training function of a fit. It runs in every worker, and uses only the public interface of spark_elastic."""
+"""The training function of a fit. It runs in every worker, and is elastic only through the public interface of spark_elastic."""
 
 from __future__ import annotations
 

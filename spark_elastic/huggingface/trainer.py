@@ -287,7 +287,7 @@ class ElasticTrainer(Trainer):
         self.elastic.commit()
 
     def _forget(self) -> None:
-        """Reset callbacks to their state before training, ahead of their ``on_train_begin``."""
+        """Reset callbacks to their state before training, before their ``on_train_begin``."""
         remembering = [
             each
             for each in self.callback_handler.callbacks

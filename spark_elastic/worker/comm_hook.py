@@ -1,4 +1,4 @@
-"""A communication hook for DDP that survives generations."""
+"""A communication hook for DDP that outlives generations."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _GROUP = "process_group"
 class CommHook:
     """The arguments of ``register_comm_hook``, which are registered with torch's wrapper of each generation.
 
-    ``state`` is passed to the hook. If it is a function (or a class, or a ``functools.partial``), it is called in each world and
-    returns the state. A state of torch's own hooks, such as ``PowerSGDState``, is set back in each world to what it was when it
-    was given, so that survivors and newcomers hold the same. Any other state is passed on unchanged.
+    ``state`` is passed to the hook. If it is a function (or a class, or a ``functools.partial``), it is called in each world
+    and returns the state. A state of torch's own hooks, such as ``PowerSGDState``, is reset in each world to what it was when
+    given, so that survivors and newcomers hold the same. Any other state is passed on unchanged.
 
     Hooks such as PowerSGD's send a bucket in several collectives, each when the one before has arrived. With Gloo these
     collectives start on Gloo's threads, at different moments on each rank, so collectives of two buckets could be confused with
-    each other. Therefore a bucket waits until the previous one, of whichever model, is reduced. With NCCL this wait is short:
-    its futures are done once their kernels are on the stream.
+    each other. Therefore a bucket waits until the previous one, of any model, is reduced. With NCCL this wait is short: its
+    futures are done once their kernels are on the stream.
     """
 
-    # The future that the last call of any hook in this process has returned.
+    # The future that the last call of any hook in this process returned.
     _last: ClassVar[torch.futures.Future[object] | None] = None
 
     def __init__(self, state: Any, hook: Callable[..., Any]) -> None:

@@ -1,7 +1,7 @@
 """ControlClient: a worker's connection to the driver, on a thread of its own.
 
-The thread stays responsive while user code computes: it sends heartbeats, aborts collectives at once when the driver says
-so, and ends the process when the driver is gone. User code waits here for what the driver decides.
+The thread stays responsive while user code computes: it sends heartbeats, aborts collectives at once when the driver says so,
+and ends the process when the driver is gone. User code waits here for the driver's decisions.
 """
 
 from __future__ import annotations

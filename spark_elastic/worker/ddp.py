@@ -1,4 +1,4 @@
-"""DistributedDataParallel: torch's own wrapper, built anew for every generation around the same module and parameters."""
+"""DistributedDataParallel: torch's own wrapper, rebuilt for every generation around the same module and parameters."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class _Call:
         return by_hand.weight()
 
     def enter_backward(self) -> None:
-        """Have torch reduce gradients in this pass. By itself, torch does so only in the first pass after a forward."""
+        """Make torch reduce gradients in this pass. By itself, torch does so only in the first pass after a forward."""
         model, task = self._model, torch._C._current_graph_task_id()
         ddp = None if self._ddp is None else self._ddp()
         if not self._syncs or model._pass == task or ddp is None or ddp is not model._ddp:
@@ -295,7 +295,7 @@ class DistributedDataParallel(nn.Module):
         weighting.forget()
 
     def register_comm_hook(self, state: object, hook: Callable[..., object]) -> None:
-        """Have ``hook(state, bucket)`` reduce gradients, as with torch's method, in this and in every later generation.
+        """Let ``hook(state, bucket)`` reduce gradients, as with torch's method, in this and in every later generation.
 
         All ranks have to call it, above the elastic function or in it; another call replaces the hook. ``state`` may be a
         function (or a class, or a ``functools.partial``), which is then called in each world and returns the state. A state of
@@ -329,7 +329,7 @@ class DistributedDataParallel(nn.Module):
         self._keep(_syncs=bool(value))
 
     def forward(self, *args: object, **kwargs: object) -> Any:
-        """Call the module. Raises ``WorkerLostError`` when the world is known to be broken."""
+        """Call the module. Raises ``WorkerLostError`` if the world is known to be broken."""
         world = self._world
         if self._sharding is not None:
             self._sharding.check_forward(self)

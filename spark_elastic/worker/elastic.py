@@ -25,9 +25,9 @@ def elastic(function: Callable[..., T]) -> Callable[..., T]:
     """Make ``function(state, *args, **kwargs)`` survive losses and arrivals of workers.
 
     When a worker is lost, the state goes back to the last commit; when workers arrive or leave as planned, it has just been
-    committed. The world is then formed anew, the state is synced, reset callbacks run on all ranks, and ``function`` is entered
-    again, so ``function`` has to continue from the state. When all ranks have left ``function``, the call returns this rank's
-    value; a loss before that enters ``function`` again. The call blocks while fewer than ``min_np`` workers are left.
+    committed. Then a new world is formed, the state is synced, reset callbacks run on all ranks, and ``function`` is entered
+    again, so it has to continue from the state. When all ranks have left ``function``, the call returns this rank's value; a
+    loss before that enters ``function`` again. The call blocks while fewer than ``min_np`` workers are left.
 
     A job has one elastic function, which is called once. Outside a job the function is simply called. Under
     ``run(elastic=False)`` it is called once, with the state of the newest durable checkpoint if there is one, and a loss runs

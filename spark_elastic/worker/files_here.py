@@ -1,4 +1,4 @@
-"""Finds files that only some machines have: a script that saves to a local disk continues there, and starts over elsewhere."""
+"""Finds files that only some machines have. A script that saves to a local disk continues there, but starts over elsewhere."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ MOST_NAMES = 3
 def files_since(folder: str, named: Sequence[str], since: float) -> list[str] | None:
     """List files written since a time, in the script's folder and at the paths among its arguments, as the script names them.
 
-    The script works in ``folder`` if this machine has it, else in the present folder. Hidden files, and files more than ``DEPTH``
-    folders down, are left out. Returns None where there is too much to look at.
+    The script works in ``folder`` if this machine has it, else in the present folder. Hidden files, and files more than
+    ``DEPTH`` folders down, are left out. Returns None if there are too many files.
     """
     base = folder if folder and os.path.isdir(folder) else os.getcwd()
     found: set[str] = set()

@@ -52,7 +52,7 @@ def call_in_fixed_world(job: Job, call: Callable[[], T]) -> T:
 
 
 def _accept_init_process_group(world: World) -> None:
-    """Have ``init_process_group()``, with which functions for TorchDistributor begin, accept the group that exists already."""
+    """Make ``init_process_group()``, with which TorchDistributor functions begin, accept the existing group."""
     of_torch = dist.init_process_group
 
     @functools.wraps(of_torch)

@@ -18,7 +18,7 @@ def use_of_gpu() -> GpuUsed | None:
 
 
 def _utilization() -> int | None:
-    """Return the percentage that ``nvidia-smi`` shows; None where NVML or its package is missing, and for a MIG slice."""
+    """Return the percentage that ``nvidia-smi`` shows; None if NVML or its package is missing, and for a MIG slice."""
     try:
         return torch.cuda.utilization()
     except Exception:  # NVML's package raises its own exceptions

@@ -38,7 +38,7 @@ PREFIX = "elastic_"
 
 
 class Group:
-    """The process group of a generation: Gloo's for the host, and beside it that of ``backend`` if that is another library.
+    """The process group of a generation: Gloo's for the host, and additionally that of ``backend`` if it is another library.
 
     ``build`` may hang with a peer, and is therefore called on a thread of its own; ``abort``, ``abort_device`` and
     ``is_broken`` may be called from any thread, at any time.
@@ -210,7 +210,7 @@ class Group:
             backend.close()
 
     def drop(self) -> threading.Thread:
-        """Free what a closed group holds. Return the thread that does so, because backends may block.
+        """Free the resources of a closed group. Return the thread that does so, because backends may block.
 
         This is called a generation after ``close``. By then callbacks of a communication hook, which may be the last to hold the
         group, have failed and are gone.

@@ -2,8 +2,8 @@
 
 So an executor imports torch once, and holds its memory once. The process runs no thread and does not touch CUDA, so forking is
 safe. It sees nothing of a job: a warm parent reads the ticket of its job itself, after it was forked. So the importer can serve
-one job after the other. It ends with the executor, and when nobody has needed it for long; ``task/importer.py`` starts and
-finds it.
+one job after the other. It ends with the executor, or when it has not been needed for a long time; ``task/importer.py`` starts
+and finds it.
 """
 
 from __future__ import annotations

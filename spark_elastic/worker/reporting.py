@@ -92,7 +92,7 @@ class Reporter:
             self._send_metrics()
 
     def left_early(self) -> None:
-        """Send how far this rank has come, because an error has ended the user's function, and maybe the job."""
+        """Report this rank's progress, because an error has ended the user's function, and maybe the job."""
         if self._unsent is not None:
             self._send(Progress(self._unsent))  # without the loader's position, which may be past the last commit
             self._unsent = None
@@ -118,7 +118,7 @@ class Reporter:
 
 
 def check_metrics(values: Mapping[str, object]) -> None:
-    """Raise ``TypeError`` for values that a job would refuse, where there is no job to send them to."""
+    """Outside a job, raise ``TypeError`` for values that a job would refuse."""
     for name, value in values.items():
         _kept(name, value)
 

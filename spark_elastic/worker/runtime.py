@@ -76,12 +76,12 @@ class Runtime(System):
     # The connection to the driver, and the process group of a generation.
     control: Callable[..., ControlClient] = ControlClient
     group: Callable[..., Group] = Group
-    # The writer of durable checkpoints, and how loaders learn what the whole job has agreed on about its data.
+    # The writer of durable checkpoints, and how loaders get the facts about the data that the whole job shares.
     checkpoints: Callable[..., CheckpointWriter] = CheckpointWriter
     set_pin: Callable[..., None] = set_pin
-    # What the process uses of its GPU, as its training thread asks.
+    # The process's use of its GPU, called on its training thread.
     gpu: Callable[[], GpuUsed | None] = use_of_gpu
-    # What strikes at the named points of the protocol.
+    # The injector of faults at the named points of the protocol.
     injector: Callable[..., Callable[..., None]] = Injector
 
 

@@ -21,8 +21,8 @@ _EXPONENTS = {"linear": 1.0, "sqrt": 0.5}
 # The names under which optimizers and schedulers keep learning rates; no class has all of them.
 _IN_GROUPS = ("lr", "initial_lr", "max_lr", "min_lr")
 _IN_SCHEDULERS = ("base_lrs", "max_lrs")
-# The key, in the first parameter group, of (factor, steps): by what the rates have yet to be multiplied, and in how many steps.
-# Commits hold an optimizer's groups and newcomers receive them, so a warm-up survives as exactly as the weights do.
+# The key, in the first parameter group, of (factor, steps): the factor still to be applied to the rates, and over how many
+# steps. Commits hold an optimizer's groups and newcomers receive them, so a warm-up survives as exactly as the weights do.
 _LEFT = "lr_change_left"
 
 

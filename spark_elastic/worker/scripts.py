@@ -56,8 +56,9 @@ _MAIN = "import pickle, sys; pickle.load(open(int(sys.argv[1]), 'rb'))()"
 class RestartOnChange:
     """Called in a worker; ``call`` is a pickled callable without arguments, run in a fresh interpreter per generation.
 
-    max_restarts: starts that failures of the script may cause; changes of the world do not count. folder: where the script
-    works, on machines that have it. named: the script's arguments; files at those that are paths are compared between machines.
+    max_restarts: how often failures may restart the script; changes of the world do not count. folder: the script's working
+    directory, on machines that have it. named: the script's arguments; files at arguments that are paths are compared between
+    machines.
     """
 
     call: bytes
@@ -219,9 +220,9 @@ class Meeting:
 
 @contextmanager
 def _meeting_point(world: World, address: str) -> Iterator[Meeting]:
-    """Serve the store of the scripts' process group from rank 0: on loopback where all are on one machine.
+    """Serve the store of the scripts' process group from rank 0: on loopback if all are on one machine.
 
-    The socket is bound before anybody is told of it, so nobody can take the port in between.
+    The socket is bound before its address is published, so no other process can take the port in between.
     """
     addresses = set(world.store.gather("script/address", address.encode(), world.size))
     own = choose_host(address, is_one_machine=len(addresses) == 1 and world.me.local_size == world.size)

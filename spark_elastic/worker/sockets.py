@@ -1,8 +1,8 @@
 """The sockets of one generation's Gloo group: found exactly, watched for breakage, and shut at once.
 
-Gloo has no working abort: after the death of a peer only its neighbours in the ring get an error, and everybody else hangs until
-the group's timeout. Shutting the sockets under Gloo ends every pending collective within milliseconds, also when the peer is
-stopped rather than dead. Only the receiving side is shut: Gloo's loop then reads the end of the connection and fails all
+Gloo has no working abort: after the death of a peer only its neighbours in the ring get an error, and all other ranks hang
+until the group's timeout. Shutting the sockets under Gloo ends every pending collective within milliseconds, also when the peer
+is stopped rather than dead. Only the receiving side is shut: Gloo's loop then reads the end of the connection and fails all
 operations on it, whereas an operation that fails to *write* (the other side shut, or closed) is sometimes never woken.
 
 User code opens sockets, too, so those of the group are recognized by address: each rank publishes the address that its Gloo
@@ -100,7 +100,7 @@ class GroupSockets:
         return moved, silent
 
     def shut(self) -> bool:
-        """Have Gloo read the end of every connection of the group, so that its pending collectives fail at once on this rank.
+        """Make Gloo read the end of every connection of the group, so that its pending collectives fail at once on this rank.
 
         The peers do not notice, because our duplicates keep the connections open until ``close``: a peer that saw a connection
         end before the driver reported the world as broken would blame user code. Connections that were made after ``capture``
@@ -167,9 +167,9 @@ class GroupSockets:
 class Gate:
     """The listening sockets of a group's Gloo device. While the gate is shut, the kernel drops what arrives there.
 
-    So nobody can connect any more; connections that exist already have sockets of their own and are not touched. The gate is
-    open while user code makes a group on the same device (``new_group``). Where the kernel does not allow filters, a warning is
-    logged and the gate stays open.
+    So no one can connect any more. Existing connections have sockets of their own and are not affected. The gate is open while
+    user code makes a group on the same device (``new_group``). Where the kernel does not allow filters, a warning is logged and
+    the gate stays open.
     """
 
     def __init__(self, inodes: Collection[int]) -> None:
@@ -305,7 +305,7 @@ _private: set[int] = set()
 
 
 def keep_from_children(descriptor: int) -> None:
-    """Have forked children close this descriptor, so that its peer sees the end of this process at once."""
+    """Make forked children close this descriptor, so that its peer sees the end of this process at once."""
     _private.add(descriptor)
 
 

@@ -1,4 +1,4 @@
-"""System: what a worker's control connection takes from its process and the network. It needs no torch."""
+"""System: everything that a worker's control connection needs from its process and the network. Does not need torch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def _connect(addresses: list[tuple[str, int]], credentials: Credentials, e
 
 
 class Threads(Protocol):
-    """What a worker takes from Python's module ``threading``."""
+    """The parts of Python's module ``threading`` that a worker uses."""
 
     @property
     def Thread(self) -> type[threading.Thread]:  # noqa: N802

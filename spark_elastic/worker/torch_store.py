@@ -46,7 +46,7 @@ class WorldStore(Store):
         return self._control.store("get", (key,), generation=self._generation).values[0]
 
     def gather(self, key: str, value: bytes, size: int) -> tuple[bytes, ...]:
-        """Contribute a value, and return those of all ranks, in any order, once ``size`` ranks have contributed one."""
+        """Contribute a value, and return the values of all ranks, in any order, once ``size`` ranks have contributed one."""
         (packed,) = self._control.store("gather", (key,), (value,), size, generation=self._generation).values
         return unpack(packed)
 

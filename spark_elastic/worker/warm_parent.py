@@ -25,14 +25,14 @@ from spark_elastic.worker.control import ControlClient
 
 def main(descriptor: int, task_pid: int) -> NoReturn:
     """Serve the task until it is gone. Called in a fresh interpreter."""
-    # The kernel's signal comes, too, when another process holds the connection open.
+    # The kernel's signal arrives even if another process holds the connection open.
     signal.signal(signal.SIGTERM, lambda *_: end())
     processes.die_with_parent(signal.SIGTERM, task_pid)
     guard(socket.socket(fileno=descriptor), os.pidfd_open(task_pid), try_to_import_everything())
 
 
 def guard(connection: socket.socket, task: int, failure: Exception | None) -> NoReturn:
-    """Serve a task, of which ``task`` is an open descriptor. Workers raise ``failure``, the error of the imports."""
+    """Serve a task; ``task`` is its open pidfd. Workers raise ``failure``, the error of the imports."""
     signal.signal(signal.SIGTERM, lambda *_: end())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     processes.adopt_orphans()
@@ -40,7 +40,7 @@ def guard(connection: socket.socket, task: int, failure: Exception | None) -> No
 
 
 def try_to_import_everything() -> Exception | None:
-    """Import what every worker needs, and return the error for which that failed.
+    """Import what every worker needs, and return the error if that failed.
 
     The workers raise it, because they are connected to the driver and this process is not.
     """
@@ -54,8 +54,8 @@ def try_to_import_everything() -> Exception | None:
 def import_everything() -> None:
     """Import what every worker needs, so that a newcomer does not have to. DDP and optimizers pull in torch._dynamo.
 
-    The garbage collector is off meanwhile, which saves a quarter of the time: it would scan all objects that the imports
-    create, and free nothing.
+    The garbage collector is off during the imports, which saves a quarter of the time: it would scan all new objects, and free
+    nothing.
     """
     gc.disable()
     try:
@@ -172,7 +172,7 @@ def _run(ticket: Ticket, worker: int, token: str) -> int:
 
 
 def _tell(ticket: Ticket, worker: int, token: str, failure: Exception) -> int:
-    """Act as a worker that raises the error of the imports."""
+    """Act as a worker that raises the import error."""
     with ControlClient(ticket, worker, token) as control:
         control.payload()
         control.failed(failure)

@@ -145,7 +145,7 @@ class WatchedGroup(dist.ProcessGroup):
 
     def _guard(self, arguments: tuple[object, ...], work: dist.Work) -> dist.Work:
         if any(getattr(argument, "timeout", _NO_TIMEOUT) > _NO_TIMEOUT for argument in arguments):
-            return work  # the library ends it at the caller's own timeout, and nobody else may
+            return work  # only the library may end it, at the caller's own timeout
         tensor = _first_tensor(arguments)
         device = _device_of_barrier(arguments) if tensor is None else tensor.device
         return self._guards[device.type](work)

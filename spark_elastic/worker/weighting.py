@@ -65,7 +65,7 @@ class Weighting:
         self.forget()
 
     def forget(self) -> None:
-        """Note the end of a step: a pass that comes to no forward is no longer weighted as one of this step."""
+        """Note the end of a step: a later pass that reaches no forward is no longer weighted as part of this step."""
         self._latest = self._weight = None
         self._pass = -1
 
@@ -93,8 +93,8 @@ class Weighting:
 class Boundary(torch.autograd.Function):
     """Passes a tensor across the border of a forward, and weights what flows back, in gradients of gradients, too.
 
-    ``factor`` is what the value itself is multiplied by: 1 in a forward. For whoever takes gradients of gradients a gradient is a
-    value, too. It carries the relative weight from where it flows into the forward to where it flows out.
+    ``factor`` multiplies the value itself: 1 in a forward. For gradients of gradients, a gradient is a value, too. It carries
+    the relative weight from where it flows into the forward to where it flows out.
     """
 
     @staticmethod

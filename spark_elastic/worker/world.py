@@ -115,7 +115,7 @@ class World:
         self._pending = (work, everybody)
 
     def finish_exchange(self) -> list[list[int]] | None:
-        """Wait for the control collective under way and return all ranks' values, in rank order; None if there is none."""
+        """Wait for the pending control collective and return all ranks' values, in rank order; None if there is none."""
         if self._pending is None:
             return None
         work, everybody = self._pending
@@ -138,7 +138,7 @@ class World:
             raise self.lost(error) from error
 
     def watch(self, copy: PendingCopy) -> None:
-        """Have the control thread check, before any rank aborts, whether this copy of the newest commit is complete."""
+        """Let the control thread check, before any rank aborts, whether this copy of the newest commit is complete."""
         self._copy = copy
 
     def wait_for(self, copy: PendingCopy) -> bool:
@@ -149,7 +149,7 @@ class World:
             return True  # the host waits for reductions, so those before the copy have succeeded
         if copy.was_made is not None:
             return copy.was_made
-        # If the generation ended before ``watch``, nobody has checked the copy.
+        # If the generation ended before ``watch``, the copy has not been checked.
         return not self._control.is_aborted(self.generation)
 
     def rest(self) -> None:
@@ -180,7 +180,7 @@ class World:
         return self.group.activity()
 
     def compares(self, change: str) -> None:
-        """Tell the driver of a change of what a model trains, ahead of the collective in which ranks compare that change."""
+        """Tell the driver about a change of what a model trains, before the collective in which ranks compare that change."""
         self.group.compares(change)
 
     def froze(self, model: str) -> None:
@@ -192,7 +192,7 @@ class World:
         return self._can_restore()
 
     def can_restore_if(self, condition: Callable[[], bool]) -> None:
-        """Have the control thread ask ``condition`` whether the state can go back to its last commit."""
+        """Let the control thread call ``condition`` to find out whether the state can go back to its last commit."""
         self._can_restore = condition
 
     def lost(self, error: BaseException) -> WorkerLostError:

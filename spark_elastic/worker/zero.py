@@ -248,7 +248,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
                 self.state.pop(parameter, None)
 
     def _update(self) -> None:
-        """Have the plain optimizer step with the parameters of this rank."""
+        """Let the plain optimizer step with the parameters of this rank."""
         inner = self._inner
         assert inner is not None
         mine = {id(parameter) for number, parameter in enumerate(self.parameters) if self._is_mine(number)}

@@ -112,8 +112,8 @@ class Gloo(Backend):
     def drop(self) -> None:
         """Free what closed groups hold.
 
-        Gloo's destructor joins Gloo's threads, so it must not run on one of them, and it does not return where an operation
-        was lost.
+        Gloo's destructor joins Gloo's threads, so it must not run on one of them, and it does not return if an operation was
+        lost.
         """
         self._is_dropped = True
         self.sockets.close()

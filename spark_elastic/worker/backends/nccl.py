@@ -19,13 +19,13 @@ ABORT_SECONDS = 2.0
 
 
 class Nccl(Backend):
-    """NCCL's groups of a generation. Collectives run on the GPU's streams, behind the host."""
+    """NCCL's groups of a generation. Collectives run on the GPU's streams, and the host runs ahead of them."""
 
     devices = ("cuda",)
     kind = dist.ProcessGroup.BackendType.NCCL
     in_order = True
     runs_ahead = True
-    # The aborts of this process that may still be under way.
+    # The aborts of this process that may still be running.
     _aborting: ClassVar[list[threading.Thread]] = []
 
     def __init__(self, store: WorldStore, rank: int, size: int, address: str, timeout: timedelta) -> None:

@@ -85,7 +85,7 @@ _states: weakref.WeakKeyDictionary[torch.optim.Optimizer, weakref.ref[object]] =
 
 
 def watch_loads(optimizer: torch.optim.Optimizer, state: object) -> None:
-    """Have ``optimizer.load_state_dict`` raise what ``check_live`` does for all attributes of its State."""
+    """Make ``optimizer.load_state_dict`` run ``check_live`` with all attributes of its State."""
     if not hasattr(optimizer, "_optimizer_load_state_dict_post_hooks"):
         return  # a wrapper of another optimizer, which is torch's in name only
     if optimizer not in _states:

@@ -11,7 +11,7 @@ MENDED = (2, 11)
 
 
 def warn_of_early_gradients(version: str = torch.__version__) -> None:
-    """Warn if this version of torch may do so. To be called where gradients on a GPU are reduced by Gloo.
+    """Warn if this version of torch may do so. Call this if Gloo reduces gradients on a GPU.
 
     Source: https://github.com/pytorch/pytorch/issues/155714.
     """

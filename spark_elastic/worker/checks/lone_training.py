@@ -1,4 +1,4 @@
-"""Finds out whether each worker trains a model of its own: without a State there are no commits at which ranks could be compared.
+"""Detects that each worker trains a model of its own: without a State, there are no commits at which to compare ranks.
 
 In a fixed world, gradients are averaged by collectives, whoever calls them, and every collective is counted. A rank whose
 optimizers keep stepping without a collective since the first step shares nothing with the others. Outside a world, in a

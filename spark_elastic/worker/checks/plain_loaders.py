@@ -1,10 +1,10 @@
-"""Finds out whether one of torch's own DataLoaders that give every rank all rows trains a model.
+"""Detects that a model trains on one of torch's own DataLoaders, which give every rank all rows.
 
-Only loaders are considered that were made above the elastic function, where there is no rank by which a data set could have been
-divided, and whose order is torch's plain one: a sampler of the user's or an iterable data set may take ranks into account. A
-loader that advances from one step of an optimizer to the next, again and again, feeds the training, provided that no other loader
-advances with it and that a model is given as many rows as the loader's batches have: a rank that cuts its rows out of a batch has
-fewer. A loader for validation is iterated between two steps, from its beginning to its end.
+Only those loaders are considered that were made above the elastic function, where there is no rank yet to divide a dataset by,
+and whose order is torch's plain one: a user's sampler or an iterable dataset may take ranks into account. A loader that
+advances from one step of an optimizer to the next, again and again, feeds the training, provided that no other loader advances
+with it and that a model is given as many rows as the loader's batches have: a rank that cuts its rows out of a batch has fewer.
+A loader for validation is iterated between two steps, from its beginning to its end.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 if TYPE_CHECKING:
     from spark_elastic.worker.ddp import DistributedDataParallel
 
-# The steps of a generation at which new iterations are looked for; an iteration that begins later belongs to a later epoch.
+# The steps of a generation at which to look for new iterations. An iteration that begins later belongs to a later epoch.
 LOOKS_AT = (2, 32)
 # A loader that advances at this many steps in a row does not do so by coincidence.
 ENOUGH_MOVES = 2
@@ -45,11 +45,11 @@ class PlainLoaders:
 
     @property
     def may_feed(self) -> bool:
-        """Whether there is a loader of which later steps of this generation may still show that it feeds the training."""
+        """Whether later steps of this generation may still show that some loader feeds the training."""
         return self._steps < LAST_STEP and len(self._loaders) > 0
 
     def feeds_training(self, models: Sequence[DistributedDataParallel]) -> bool:
-        """Whether one of the loaders feeds ``models``, as far as can be told at this step of an optimizer."""
+        """Whether one of the loaders feeds ``models``, as far as this step of an optimizer shows."""
         self._steps += 1
         for iteration, (given, moves) in list(self._followed.items()):
             moves = moves + 1 if iteration._num_yielded > given else 0
@@ -67,7 +67,7 @@ class PlainLoaders:
         self._follow()
         if len(self._followed) == known:
             return True
-        # An epoch of another loader has begun since the last look; first it has to be seen whether that one advances, too.
+        # Another loader has begun an epoch since the last look. First see whether that one advances, too.
         self._followed[iteration] = iteration._num_yielded, 0
         return False
 
@@ -84,19 +84,19 @@ def _iterations() -> Iterator[_BaseDataLoaderIter]:
 
 
 def _may_be_given(rows: int | None, models: Sequence[DistributedDataParallel]) -> bool:
-    """Whether, as far as is known, the last forward of some model was given this many rows."""
+    """Whether the last forward of some model may have been given this many rows."""
     given = {number for model in models for number in model.rows_given}
     return rows is None or not given or rows in given
 
 
 def _rows_of(loader: DataLoader[object]) -> int | None:
-    """Return the number of rows in a full batch; None where the data set makes the batches."""
+    """Return the number of rows in a full batch; None if the dataset makes the batches."""
     size = getattr(loader.batch_sampler, "batch_size", None)
     return None if size is None else min(size, len(loader.sampler))  # type: ignore[arg-type]
 
 
 def _is_plain(loader: DataLoader[object]) -> bool:
-    """Whether a loader iterates over the whole of its data set on every rank."""
+    """Whether a loader iterates over its whole dataset on every rank."""
     try:
         batches, rows = loader.batch_sampler, loader.sampler
     except AttributeError:

@@ -57,7 +57,7 @@ _shown = msgspec.msgpack.Decoder(tuple[int, str, Values])
 
 
 def take_values(tree: Mapping[str, object]) -> Values:
-    """Take what is to be compared of the attributes of a State. Waits for the GPU where a tensor is on one."""
+    """Take the values to compare from the attributes of a State. Waits for a GPU that holds tensors among them."""
     plain: dict[str, Value] = {}
     tensors: dict[str, str] = {}
 

@@ -1,4 +1,4 @@
-"""Finds out whether all ranks give their models the same inputs, which means that nobody has divided the rows.
+"""Detects that all ranks give their models the same inputs, which means that the rows were not divided.
 
 This is checked at the first commits if no loader of the State delivers the rows: a digest of the inputs that wrapped models were
 given since the last commit travels with the commit. A single difference settles the question, and the check costs nothing from
@@ -13,9 +13,9 @@ import torch
 
 from spark_elastic.worker.checks.fingerprint import digest_of_bits
 
-# After this many commits at which all ranks had the same inputs, different ones each time, it is no coincidence.
+# The number of commits with the same inputs on all ranks, different ones each time, that cannot be a coincidence.
 ENOUGH = 3
-# How many commits are examined, and how many inputs before each; limited because a digest takes time and waits for the GPU.
+# How many commits are examined, and how many inputs before each. Limited, because a digest takes time and waits for the GPU.
 LOOKS = 16
 
 
@@ -37,7 +37,7 @@ class SameInputs:
         self._alike: set[int] = set()
 
     def note(self, inputs: Sequence[torch.Tensor]) -> None:
-        """Note a model's inputs, where gradients are wanted and no loader of the State has delivered the inputs."""
+        """Note the inputs of a forward with gradients that no loader of the State has delivered."""
         if not self._is_settled and self._noted < LOOKS and inputs:
             self._noted += 1
             self._digest = hash((self._digest, *((*value.shape, digest_of_bits(value)) for value in inputs)))

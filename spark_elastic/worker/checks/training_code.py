@@ -343,7 +343,7 @@ def _reachable(tree: object, depth: int = DEPTH) -> Iterator[object]:
 
 
 def find_optimizers(tree: object) -> list[torch.optim.Optimizer]:
-    """Find the optimizers in a tree, including those that an object in it holds."""
+    """Find the optimizers in a tree, including those inside its objects."""
     return [value for value in _reachable(tree) if isinstance(value, torch.optim.Optimizer)]
 
 

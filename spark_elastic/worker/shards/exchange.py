@@ -29,8 +29,8 @@ def add_over_ranks(
 ) -> list[torch.Tensor]:
     """Return the sum over all shards of a batch, for each flat tensor. A collective; raises ``WorkerLostError``.
 
-    ``nodes``: what this rank's shards contribute, which is overwritten; the length of each tensor is a multiple of the number of
-    ranks. The sums may lie in memory of ``nodes`` or ``room``.
+    ``nodes``: the contributions of this rank's shards, which are overwritten; the length of each tensor is a multiple of the
+    number of ranks. The sums may lie in memory of ``nodes`` or ``room``.
     """
     if world is None or world.size == 1:
         (flat,) = nodes.values()

@@ -303,7 +303,7 @@ class Parts:
         return torch.cat([counts, noted.view(-1)])
 
     def _means_of(self, noted: list[list[float]]) -> dict[str, float]:
-        """Return the means over rows of what all parts have noted."""
+        """Return the means over rows of the numbers that all parts have noted."""
         shares = [rows / self._cut.rows for rows in self._rows]
         columns = zip(*(numbers for numbers, share in zip(noted, shares, strict=True) if share), strict=True)
         shares = [share for share in shares if share]
@@ -365,7 +365,7 @@ def _split(numbers: list[int], touched: int, counted: int) -> tuple[list[int], l
 
 
 def divided(batch: object, parts: Sequence[Part], cut: Cut) -> list[object]:
-    """Return each part of a batch, in memory of its own: kernels may compute other bits where rows begin at another address."""
+    """Return each part of a batch, in memory of its own: kernels may compute other bits if rows begin at another address."""
     if cut.is_divided:
         if not isinstance(batch, (list, tuple)) or len(batch) != len(parts):
             raise ValueError(

@@ -14,7 +14,7 @@ from spark_elastic.worker.registered import Registered, registers
 
 
 class Buffer:
-    """A tensor that a forward changes, and its value ahead of a loop."""
+    """A tensor that a forward changes, and its value before a loop."""
 
     def __init__(self, name: str, tensor: torch.Tensor) -> None:
         self.name = name
@@ -32,11 +32,11 @@ class Buffer:
         return not torch.equal(self.present, self.before)
 
     def note(self) -> None:
-        """Note the value ahead of a loop."""
+        """Note the value before a loop."""
         self.before.copy_(self.tensor)
 
     def set(self, value: torch.Tensor | None = None) -> None:
-        """Set the tensor to a value, or back to what it was."""
+        """Set the tensor to a value, or reset it."""
         self.tensor.copy_(self.before if value is None else value)
 
 
@@ -60,7 +60,7 @@ class ModuleBuffer(Buffer):
         return value
 
     def set(self, value: torch.Tensor | None = None) -> None:
-        """Set the tensor that was registered ahead of the loop to a value, or back to what it was."""
+        """Set the tensor that was registered before the loop to a value, or reset it."""
         self._owner._buffers[self._key] = self.tensor
         super().set(value)
 

@@ -23,7 +23,7 @@ class Node(NamedTuple):
 
 
 def halves(node: Node, shards: int) -> tuple[Node, Node] | None:
-    """Return the two nodes of which this one is the sum; None for a single shard."""
+    """Return the two nodes that this node is the sum of; None for a single shard."""
     start, stop = node
     if stop - start == 1:
         return None

@@ -58,7 +58,7 @@ class State(ABC):
         """Make all ranks equal to rank ``self.donor``, which holds the newest commit. This is a collective."""
 
     def on_reset(self) -> None:
-        """Called on every rank after a reset, between ``sync`` and the reset callbacks. This default does nothing."""
+        """React to a reset, on every rank, between ``sync`` and the reset callbacks. This default does nothing."""
 
     # ------------------------------------------------------------------ for users
 
@@ -77,8 +77,8 @@ class State(ABC):
 
         A commit costs a copy of the state and one small collective that is waited for only at the next commit. If gradients are
         reduced in each step, commits in quick succession share one collective. All ranks have to commit equally often. On a
-        GPU, the copy of an ``ObjectState`` is also waited for only at the next commit: if a worker is lost while a copy is
-        under way, the copy is discarded, and the previous commit holds.
+        GPU, the copy of an ``ObjectState`` is also waited for only at the next commit: if a worker is lost during a copy, the
+        copy is discarded, and the previous commit holds.
 
         With ``durable``, this commit is written to the job's ``checkpoint`` in the background, whatever ``checkpoint_interval``
         says. If an older commit is still being written, the first commit after that is written instead. If all ranks write
@@ -97,7 +97,7 @@ class State(ABC):
         self._commits.check_host_updates(self)
 
     def register_reset_callbacks(self, callbacks: Iterable[ResetCallback]) -> None:
-        """Have ``callback(old_size, new_size)`` called on every rank, newcomers included, after the sync of each reset.
+        """Call ``callback(old_size, new_size)`` on every rank, including newcomers, after the sync of each reset.
 
         ``old_size`` is the size of the world that made the commit from which training continues; in a job that resumes from a
         durable checkpoint, it is the size of the world that wrote it. Callbacks are not called when a job starts from scratch.
@@ -214,5 +214,5 @@ class State(ABC):
         return {}
 
     def _loader_in_use(self) -> object:
-        """The loader over which the user's function iterates, if any; the Protocols of ``data.loader`` tell what it can do."""
+        """The loader that the user's function iterates over, if any; the Protocols of ``data.loader`` describe what it can do."""
         return None

@@ -169,7 +169,7 @@ class Commits:
             checkpoints.wait(world.is_broken)
 
     def reported(self, state: State, metrics: Mapping[str, Any]) -> None:
-        """Look for the metric of ``run(checkpoint_best=)`` among what the user has reported."""
+        """Look for the metric of ``run(checkpoint_best=)`` among the user's reported metrics."""
         job, world = current_job(), present_world()
         if job is None or world is None or job.checkpoints is None or job.state is not state:
             return
@@ -202,7 +202,7 @@ class Commits:
         """Make the next commit by calling ``save``. ``has_met``: a reduction over all ranks has preceded it.
 
         Within a commit that is already being made this only calls ``save``: ``commit`` records the state's own ``save``, which
-        calls this method again, as it also does where users call ``save`` themselves.
+        calls this method again, as it also does if users call ``save`` themselves.
         """
         if self._is_recording:
             save()
@@ -301,7 +301,7 @@ class Commits:
         return self._has_asked
 
     def _read(self, everybody: list[list[int]] | None, state: State, world: World) -> None:
-        """Evaluate what all ranks reported at a commit."""
+        """Evaluate all ranks' values of a commit."""
         if everybody is None:
             return
         indexes = [values[1] for values in everybody]

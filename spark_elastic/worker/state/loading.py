@@ -31,7 +31,7 @@ _COPYING = {"__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__de
 def load_tree(
     present: Any, kept: Any, live: Iterator[object] | None, name: str, refilled: dict[int, object] | None = None
 ) -> object:
-    """Set the present value to the kept one and return it: the same object where that is possible, else a copy.
+    """Set the present value to the kept one and return it: the same object if possible, else a copy.
 
     ``live`` yields the objects from which the ``StateDict``s were taken, in order, wherever they are by now; without it they
     are looked up where they were. ``name`` names the place. Containers, arrays and objects of plain Python classes are

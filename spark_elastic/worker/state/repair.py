@@ -55,7 +55,7 @@ def plan_repair(commits: list[CommitId | None]) -> RepairPlan:
 
 
 class Transport(Protocol):
-    """Brings tensors on the CPU from one rank to others. Created anew for each repair, on all ranks that take part.
+    """Brings tensors on the CPU from one rank to others. Created for each repair, on all ranks that take part.
 
     ``send`` blocks until the tensor has left, ``receive`` until it has arrived. Both raise ``RuntimeError`` when a rank concerned
     is lost.
@@ -69,7 +69,7 @@ class Transport(Protocol):
 
 
 class OverGloo:
-    """Sends through the generation's process group: point to point, or as a broadcast where one rank serves all others."""
+    """Sends through the generation's process group: point to point, or as a broadcast if one rank serves all others."""
 
     def __init__(self, world: World, plan: RepairPlan) -> None:
         self._group = world.group
@@ -118,7 +118,7 @@ def repair(world: World, snapshots: SnapshotPair, transport: str = "gloo") -> bo
 
 
 def announce(world: World, newest: CommitId | None, packed: bytes, name: str = "state") -> torch.Tensor:
-    """Tell the other ranks, over the control store, what this one is about to send: return it as a tensor.
+    """Tell the other ranks, over the control store, what this rank is about to send. Return it as a tensor.
 
     ``name`` distinguishes the things that a rank sends in one world.
     """
@@ -130,7 +130,7 @@ def announce(world: World, newest: CommitId | None, packed: bytes, name: str = "
 def receive_announced(
     world: World, newest: CommitId | None, source: int, receive: Callable[[torch.Tensor], None], name: str = "state"
 ) -> bytes:
-    """Receive what a rank has announced, and verify it."""
+    """Receive the data that a rank has announced, and verify it."""
     header = msgspec.msgpack.decode(world.store.get(f"{name}/{source}"), type=_Header)
     if header.commit != newest:
         raise WorkerLostError(f"rank {source} offers commit {header.commit}, expected {newest}")

@@ -1,7 +1,7 @@
 """Slices: a list of tensors, cut into parts of equal size, of which each rank keeps a few.
 
-The tensors of one dtype and device are laid out behind each other, as ``TensorBuffer`` lays them out, and that sequence is cut
-into ``of`` parts. A slice is the part of the same number of each sequence; a cut may go through a tensor.
+The tensors of one dtype and device form a sequence, laid out as in ``TensorBuffer``, which is cut into ``of`` parts. A slice
+consists of the parts with the same number from all sequences. A cut may go through a tensor.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Span:
 
 
 def sequences(specs: Iterable[TensorSpec]) -> dict[tuple[torch.dtype, str], list[tuple[int, int]]]:
-    """Return the tensors that are laid out behind each other: number and length of each, by dtype and device."""
+    """Return the sequences of tensors, by dtype and device: the number and length of each tensor."""
     found: dict[tuple[torch.dtype, str], list[tuple[int, int]]] = {}
     for number, spec in enumerate(specs):
         found.setdefault((spec.dtype, spec.device), []).append((number, math.prod(spec.shape)))
@@ -40,7 +40,7 @@ def bounds(length: int, number: int, of: int) -> tuple[int, int]:
 
 
 def find_spans(tensors: Sequence[tuple[int, int]], first: int, last: int) -> list[Span]:
-    """Return the parts of tensors, given as number and length, that lie between two places of their sequence."""
+    """Return the parts of tensors, given as number and length, that lie between two positions of their sequence."""
     found, place = [], 0
     for number, length in tensors:
         start, end = max(first - place, 0), min(last - place, length)
@@ -63,7 +63,7 @@ class SliceBuffer:
     held: tuple[int, ...] = ()
     of: int = 1
     flats: dict[int, list[torch.Tensor]] = field(default_factory=dict)
-    # The parts of tensors in the order of ``_views``, which are their places in the flat tensors.
+    # The parts of tensors, in the order of ``_views``, which are their places in the flat tensors.
     _spans: list[Span] = field(default_factory=list)
     _views: list[torch.Tensor] = field(default_factory=list)
 

@@ -148,7 +148,7 @@ def flatten(tree: object, found: Found, keep: Keep = as_state_dict, remembered: 
     Raises ``CannotCopyError``, which is a ``TypeError``, for an object that cannot be copied.
     """
     holders: list[tuple[object, set[int]]] = []
-    # The object with a state dict of which parts are taken at the moment.
+    # The object with a state dict whose parts are being taken.
     owner: Stateful | None = None
 
     def take(value: object) -> object:
@@ -187,7 +187,7 @@ def flatten(tree: object, found: Found, keep: Keep = as_state_dict, remembered: 
 def _deep_copy(value: object, holders: list[tuple[object, set[int]]], owner: Stateful | None) -> object:
     """Copy an object that has no state dict. If it holds parameters, add it to ``holders``, with their ids.
 
-    An object that holds an optimizer is refused: training would continue with the original and not with the copy.
+    An object that holds an optimizer is refused: training would continue with the original rather than the copy.
     """
     seen: dict[int, object] = {}
     try:
@@ -224,7 +224,7 @@ def _check_holders(holders: Sequence[tuple[object, set[int]]], objects: Sequence
 
 
 def unflatten(skeleton: object, tensors: list[torch.Tensor]) -> object:
-    """Build the tree again, each ``Leaf`` replaced by its tensor, which is the snapshot's own; everything else is copied."""
+    """Rebuild the tree with each ``Leaf`` replaced by its tensor, which is the snapshot's own. Everything else is copied."""
 
     def give(value: object) -> object:
         if type(value) is Leaf:
@@ -241,14 +241,14 @@ def cloned(tree: T) -> T:
 
 
 def constant(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy on the CPU that nobody changes: a commit into a buffer that already holds it does not copy it again."""
+    """Return an immutable copy on the CPU: a commit into a buffer that already holds it does not copy it again."""
     kept = tensor.detach().to("cpu", copy=True)
     kept.is_constant = True  # type: ignore[attr-defined]
     return kept
 
 
 def is_constant(tensor: torch.Tensor) -> bool:
-    """Whether a tensor was made by ``constant``, so that nobody changes it."""
+    """Whether a tensor was made by ``constant``, and so never changes."""
     return getattr(tensor, "is_constant", False)
 
 
@@ -259,7 +259,7 @@ _dtype, _shape, _device = map(operator.attrgetter, ("dtype", "shape", "device"))
 class TensorBuffer:
     """Room for a list of tensors: one flat tensor per (dtype, device), and a view of it per tensor.
 
-    ``on_host`` places it in the memory of the CPU, pinned where CUDA is in use. ``held`` has the constants that have been copied
+    ``on_host`` places it in the memory of the CPU, pinned if CUDA is in use. ``held`` has the constants that have been copied
     in, by their numbers, each with its version.
     """
 
@@ -268,7 +268,7 @@ class TensorBuffer:
     flats: list[torch.Tensor] = field(default_factory=list)
     views: list[torch.Tensor] = field(default_factory=list)
     held: dict[int, tuple[torch.Tensor, int]] = field(default_factory=dict)
-    # What has to be equal for tensors to fit into this room. Reading it from the views each time would take twice as long.
+    # The properties that have to be equal for tensors to fit. Reading them from the views each time would take twice as long.
     _kinds: tuple[list[object], ...] = ()
 
     def fit(self, specs: tuple[TensorSpec, ...]) -> None:
@@ -301,7 +301,7 @@ class TensorBuffer:
     def copy_from(self, tensors: list[torch.Tensor], constants: Sequence[int] = ()) -> PendingCopy | None:
         """Copy the tensors in, except for constants that have been copied already. ``constants`` are the numbers of these.
 
-        Where a GPU is in use, the copy is only enqueued, behind all else on its current stream.
+        If a GPU is in use, the copy is only enqueued, after everything else on its current stream.
         """
         if not self._has_room_for(tensors):
             self.fit(
@@ -329,7 +329,7 @@ class TensorBuffer:
         return pending_copy(tensors)
 
     def _has_room_for(self, tensors: list[torch.Tensor]) -> bool:
-        """Whether the tensors are like those of the last call, as they nearly always are. Making specs would take longer."""
+        """Whether the tensors are like those of the last call, the usual case. Making specs would take longer."""
         return self._kinds == self._kinds_of(tensors)
 
     def _kinds_of(self, tensors: list[torch.Tensor]) -> tuple[list[object], ...]:
@@ -346,7 +346,7 @@ class Snapshot:
     own: object = None
     # The live objects from which its ``StateDict``s were taken, in order; None if the copy came from another rank.
     objects: list[Stateful] | None = None
-    # Gives these objects back the parts that they had then; None where ``objects`` is None.
+    # Gives these objects back the parts that they had then; None if ``objects`` is None.
     put_back: Callable[[], None] | None = None
     # The ids of these objects, and how many parameters each optimizer had.
     outline: list[int] | None = None
@@ -394,8 +394,8 @@ class Snapshot:
 class SnapshotPair:
     """Two snapshots, one of which is current; ``spare`` is written, and ``switch`` makes it current once it is complete.
 
-    One of them may be lent to a reader on another thread. A third snapshot takes its turn meanwhile, so that nobody waits; it is
-    created when it is first needed, and kept.
+    One of them may be lent to a reader on another thread. Meanwhile a third snapshot takes its turn, so that no thread waits;
+    it is created when first needed, and kept.
     """
 
     def __init__(self, current: Snapshot | None = None, on_host: bool = False) -> None:

@@ -15,9 +15,9 @@ PIECE_BYTES = 16 << 20
 
 
 def pieces_of(flat: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield a flat tensor's pieces in the memory of the host, each of which is valid until the next one is asked for.
+    """Yield a flat tensor's pieces in the memory of the host. Each is valid until the next one is requested.
 
-    A tensor of the CPU is its only piece.
+    A CPU tensor is its own only piece.
     """
     if flat.device.type == "cpu":
         yield flat
@@ -34,9 +34,9 @@ def pieces_of(flat: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def fill(flat: torch.Tensor, receive: Callable[[torch.Tensor], None]) -> None:
-    """Fill a flat tensor with the pieces of one of its size: ``receive`` fills a tensor of the host with the next one.
+    """Fill a flat tensor piece by piece: ``receive`` fills a tensor of the host with the next piece.
 
-    Returns when the device has all of it.
+    Returns when the device has the whole tensor.
     """
     if flat.device.type == "cpu":
         receive(flat)
@@ -47,7 +47,7 @@ def fill(flat: torch.Tensor, receive: Callable[[torch.Tensor], None]) -> None:
     for number, piece in enumerate(pieces):
         room = rooms[number % 2][: len(piece)]
         if number >= 2:
-            copies[number - 2].synchronize()  # until then the device reads the room
+            copies[number - 2].synchronize()  # until then, the device reads this room
         receive(room)
         copies.append(_copy(room, piece)[1])
     copies[-1].synchronize()
@@ -63,7 +63,7 @@ def _rooms(pieces: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _copy(source: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event]:
-    """Have the current stream copy ``source`` to the beginning of ``target``; return that part, and the end of the copy."""
+    """Let the current stream copy ``source`` to the beginning of ``target``; return that part, and the end of the copy."""
     target = target[: len(source)]
     target.copy_(source, non_blocking=True)
     copied = torch.cuda.Event(blocking=True)

@@ -1,18 +1,18 @@
-"""Streams: the position of a loader of torchdata, which counts the batches before it twice where it reads them again."""
+"""Streams: corrects the position of a torchdata loader that re-reads the batches before it, and so counts them twice."""
 
 from __future__ import annotations
 
 import sys
 
-# What the position of a loader without worker processes counts.
+# The counters in the position of a loader without worker processes.
 _COUNTS = ("_num_yielded", "_sampler_iter_yielded")
 
 
 def read_forward(loader: object) -> None:
-    """Have a ``StatefulDataLoader`` that has been given a position go there now, and count the batches before it once.
+    """Make a ``StatefulDataLoader`` go to its given position now, and count the batches before it once.
 
-    Where neither the dataset nor its iterator has a state, torchdata (0.11) restores the counts and then reads as many batches,
-    which are counted, too: the position that it tells afterwards is twice as far.
+    If neither the dataset nor its iterator has a state, torchdata (0.11) restores the counters and then reads as many batches,
+    which are counted, too: the position that it reports afterwards is twice as far.
     """
     torchdata = sys.modules.get("torchdata.stateful_dataloader")
     position = getattr(loader, "next_iter_state", None)

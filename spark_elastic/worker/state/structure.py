@@ -1,4 +1,4 @@
-"""Structure: what models and optimizers are made of, beside the values of their tensors. It may change during training.
+"""Structure: what models and optimizers consist of, apart from their tensors' values. It may change during training.
 
 A newcomer runs the code above the elastic function, and so builds what the job began with. If survivors have since replaced a
 module, grown an embedding, unfrozen a layer or added a parameter group, the rank that sends the state also describes that change:

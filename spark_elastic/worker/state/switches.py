@@ -1,4 +1,4 @@
-"""The switches of a module, which a commit keeps beside its tensors: requires_grad, and train() or eval().
+"""The switches of a module, which a commit keeps together with its tensors: requires_grad, and train() or eval().
 
 A layer that begins to train in the middle of a job does so on newcomers, too, and in a job that resumes from a checkpoint. A
 restore resets a switch that was changed after the last commit: a model that was being evaluated when a worker was lost trains

@@ -142,7 +142,7 @@ class ModuleTemplate(Template):
 
 
 class OptimizerTemplate(Template):
-    """The template of an optimizer. It holds as long as parameters and kinds of state are the same; settings are copied anew."""
+    """The template of an optimizer, valid while parameters and kinds of state are the same. Settings are copied each time."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, skeleton: StateDict, start: int) -> None:
         super().__init__(start)

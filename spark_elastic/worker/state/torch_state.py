@@ -153,7 +153,7 @@ class TorchState(ObjectState):
         return sorted(compared, key=lambda named: named[0])
 
     def _trained_names(self, optimizers: Sequence[torch.optim.Optimizer]) -> dict[int, tuple[str, torch.Tensor]]:
-        """Return the parameters of the State's modules, and the tensors beside them that train, with names, by their ids."""
+        """Return the parameters of the State's modules, and other tensors that train, with names, by id."""
         shared, own = self._values(shared=True), self._values(shared=False)
         names = self._parameter_names()
         found: dict[int, tuple[str, torch.Tensor]] = {

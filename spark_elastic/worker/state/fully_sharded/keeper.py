@@ -1,8 +1,9 @@
 """Commits of a model that is divided among ranks: each rank keeps its own shards, and those of its neighbours in the ring.
 
-At a commit each rank sends its shards to ``redundancy`` neighbours, and then all ranks meet. Only then does a rank overwrite its
-copy of the commit before: until all ranks hold the new commit, nobody has given up the old one. A rank that fails before they
-have met keeps both, its live tensors serving as its copy of the new one, and the driver says to which of the two all go back.
+At a commit each rank sends its shards to ``redundancy`` neighbours, and then all ranks meet. Only then does a rank overwrite
+its copy of the previous commit: until all ranks hold the new commit, no rank has given up the old one. A rank that fails before
+they have met keeps both, its live tensors serving as its copy of the new one, and the driver decides to which of the two all go
+back.
 
 Once the world has changed, the rows of each new shard travel point to point from ranks that hold them, straight to where they
 belong.
@@ -39,7 +40,7 @@ Shard = list[torch.Tensor]
 
 @dataclass(slots=True)
 class ShardedCommit:
-    """One commit, as far as this rank holds it. ``commit`` is None ahead of a job's first generation."""
+    """This rank's part of one commit. ``commit`` is None before a job's first generation."""
 
     # Everything that is not divided.
     small: Snapshot
@@ -146,7 +147,7 @@ class FullySharded(Keeper):
         return "shards of the newest commit were lost with all ranks that held them" if self._is_sealed else ""
 
     def to_restore(self) -> Snapshot | None:
-        """Return None: the next generation makes the model anew, and its sync fills it."""
+        """Return None: the next generation makes the model again, and its sync fills it."""
         if any(sum_of_bits(tensor) != bits for tensor, bits in self._unmet):
             self._current, self._older = self._older, None  # code continued after a failed commit
         self._unmet = []

@@ -11,7 +11,7 @@ THRESHOLD = 64 * 1024
 
 
 def give_back_freed_tensors() -> None:
-    """Have glibc map each tensor of 64 KiB and more by itself. Does nothing with other C libraries.
+    """Make glibc map each tensor of 64 KiB and more separately. Does nothing with other C libraries.
 
     Left alone, glibc raises the threshold to the size of each mapped block that is freed, up to 32 MiB. Tensors then come from
     heaps, in which shards, gathered layers and gradients of many sizes leave gaps: a worker took up to four times the memory.

@@ -81,7 +81,7 @@ class OnDevice(Keeper):
 
 
 class OnHost(OnDevice):
-    """Keeps copies in the host's memory, pinned where CUDA is in use, for states that leave a GPU too little room."""
+    """Keeps copies in the host's memory, pinned if CUDA is in use, for states that leave a GPU too little room."""
 
     name = "host"
     is_on_host = True
@@ -110,7 +110,7 @@ class Current(Protocol):
 
     @property
     def current(self) -> Snapshot:
-        """The last commit, as far as it is kept."""
+        """The kept part of the last commit."""
         ...
 
 

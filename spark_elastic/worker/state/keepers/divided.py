@@ -1,8 +1,8 @@
 """Commits of a State with a divided optimizer whose other parts are not sliced: copies, on the device or the host.
 
 Each rank copies its own parts of the optimizer's state, and everything else whole. No rank holds a whole commit, so the rule
-for commits in slices applies: each rank keeps the last two, and the driver says to which of them all go back. Only parts of the
-optimizer's state are ever gathered.
+for commits in slices applies: each rank keeps the last two, and the driver decides to which of them all go back. Only parts of
+the optimizer's state are ever gathered.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class DividedOnDevice(Sharded):
 
 
 class DividedOnHost(DividedOnDevice):
-    """Keeps such copies in the host's memory, pinned where CUDA is in use."""
+    """Keeps such copies in the host's memory, pinned if CUDA is in use."""
 
     name = "host"
     is_on_host = True

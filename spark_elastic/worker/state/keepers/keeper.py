@@ -83,7 +83,7 @@ class Keeper(ABC):
         """Return the lender from which a durable checkpoint is written; ``values`` are still those of the last commit."""
 
     def keep_live(self) -> None:
-        """Note that the live values are those of the commit just taken, and that nobody changes them."""
+        """Note that the live values are those of the commit just taken, and that no code changes them."""
 
     def release_live(self) -> None:
         """Note that the user's function runs, so that live values may belong to no commit."""
@@ -112,7 +112,7 @@ class Keeper(ABC):
         """
 
     def divide(self, world: World, values: Mapping[str, object]) -> None:
-        """Divide anew, among the ranks of this world, what is divided. Called once ``values`` are those of the newest commit.
+        """Divide divided objects again, among the ranks of this world. Called once ``values`` are those of the newest commit.
 
         Blocks only on the ranks that this one exchanges data with. Raises ``WorkerLostError``; what was held still is.
         """
@@ -123,9 +123,9 @@ class Keeper(ABC):
         return False
 
     def part(self, world: World, values: Mapping[str, object]) -> Part:
-        """Copy what this rank writes of the last commit where that ``is_in_parts``. ``values`` are still those of the commit."""
+        """Copy this rank's part of the last commit for a checkpoint in parts. ``values`` are still those of the commit."""
         raise NotImplementedError
 
     def holds(self, received: Snapshot) -> bool:
-        """Whether what was received is kept as far as it has to be; otherwise it is taken again once it is loaded."""
+        """Whether this rank already keeps its part of a received commit. If not, the commit is taken again once it is loaded."""
         return not self.is_empty and received is self.current

@@ -2,7 +2,7 @@
 
 Replicas are equal after each step, so of N ranks each copies its own slice and the next one, in a ring that alternates between
 hosts, and any one rank may be lost. Nothing is sent at a commit. Going back means gathering: each rank takes the slices that it
-lacks from ranks that hold them. After a planned interrupt nobody has gone back, so nobody gathers.
+lacks from ranks that hold them. After a planned interrupt no rank has gone back, so none gathers.
 
 No rank can go back alone, so a commit counts only if all of its slices exist. Each rank keeps its slices of the last two
 commits, and begins the next commit, which overwrites the older of the two, only when all ranks have made the last one. So the
@@ -338,7 +338,7 @@ class Sharded(Keeper):
         return skeleton, found
 
     def _find_sliced(self, found: Found) -> tuple[int, ...]:
-        """Choose the tensors of which this rank copies slices; all others are copied whole."""
+        """Choose the tensors that are copied in slices; all others are copied whole."""
         return find_sliced(found)
 
     def _note_live(self, tensors: list[torch.Tensor]) -> None:
@@ -445,7 +445,7 @@ def division_of(members: Sequence[Member], rank: int, redundancy: int) -> Divisi
 
 
 def place_in_ring(members: Sequence[Member], rank: int) -> int:
-    """Return the place of a rank in a ring whose neighbours are on different hosts, as far as there are any."""
+    """Return the place of a rank in a ring whose neighbours are on different hosts, as far as possible."""
     ring = sorted(members, key=lambda member: (member.local_rank, member.cross_rank))
     return [member.rank for member in ring].index(rank)
 
