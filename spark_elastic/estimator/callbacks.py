@@ -129,7 +129,7 @@ class Callback:
         """
 
     def on_batch_end(self, ctx: BatchContext) -> None:
-        """React to a step. Copies the loss of each step to the CPU, which waits for a GPU.
+        """React to a step. The loss of each step is copied to the CPU, so training waits for a GPU.
 
         Attributes that are set here are saved at the end of the epoch. A loss of workers before that may reset them to their
         values at the beginning of the epoch. It does so if rank 0 is lost, or if any rank is lost between the last step and the

@@ -167,7 +167,7 @@ def written(
 
 
 def _find(store: Store, folder: str, identity: str) -> Dataset | None:
-    """Find data that will not be deleted, because the store keeps it or a fit in this process uses it. Remove abandoned data."""
+    """Find data that will stay, because the store keeps them or a fit in this process uses them. Remove abandoned data."""
     for token in store.files.names(store.spark_url(folder)):
         found = _read(store, url := f"{folder}/{token}")
         if found is None:

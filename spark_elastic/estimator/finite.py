@@ -24,8 +24,8 @@ def check_finite(
 ) -> None:
     """Raise ``DataError`` for a value that is not a finite number, naming its column and the first such row.
 
-    columns: [rows, …] tensors, which may be jagged, or arrays, or lists of arrays.
-    where: returns the name of the row at a position. others: further columns whose values in that row are shown.
+    columns: [rows, …] tensors, which may be jagged, or arrays, or lists of arrays. where: returns the name of the row at a
+    position. others: further columns whose values in that row are shown.
     """
     narrow = {name: few for name in names if (few := _few_of(columns[name])) is not None}
     if narrow and bool(torch.cat(list(narrow.values())).isfinite().all()):

@@ -2,7 +2,7 @@
 
 Two DataFrames have the same identity only if they certainly hold the same rows. That is certain for DataFrames made of Parquet
 or ORC files, ranges, and the steps and expressions that are listed here, which the plan describes completely. Their identity
-consists of the plan, the session's settings, and the files' sizes and times; no data is read. Anything else may hide something:
+consists of the plan, the session's settings, and the files' sizes and times; no data are read. Anything else may hide something:
 a reader's parsing, a function, a view, a cache, a connector, random numbers. The rows of such DataFrames are hashed in one
 pass, independently of their order. A dataset that is trained on in place is identified by its files' footers and times.
 """

@@ -16,8 +16,8 @@ DTYPES = {"int64": torch.int64, "float32": torch.float32, "bool": torch.bool}
 class Input:
     """One argument of ``forward``.
 
-    name: its keyword; None for a positional argument, which leaves a single column unchanged: scalars are [rows]. columns: its
-    columns. Several are put side by side, as is the single column of a keyword argument: scalars are [rows, 1].
+    name: its keyword; None for a positional argument, which leaves a single column unchanged: scalars are [rows].
+    columns: its columns. Several are put side by side, as is the single column of a keyword argument: scalars are [rows, 1].
     dtype: a key of ``DTYPES``; None makes whole numbers int64 and everything else float32.
     expand: whether a positional scalar is passed as [rows, 1], for models that expect a matrix.
     categorical: whether the columns hold category indexes, passed side by side as one positional argument [rows, columns].

@@ -94,8 +94,8 @@ class PredictionModel(ElasticModel, HasPredictorCols):
     def predict(self, x: object, categories: object = None) -> float | np.ndarray:
         """Predict on the driver: a float for the features of one row, an array for [rows, features].
 
-        x: with ``featureCols``, the numbers of all columns of a row, concatenated. categories: the indexes of a row, or [rows,
-        columns], if the network takes ``categoricalCols``.
+        x: with ``featureCols``, the numbers of all columns of a row, concatenated.
+        categories: the indexes of a row, or [rows, columns], if the network takes ``categoricalCols``.
         """
         found, is_row = self._score(x, categories, self._finish({"prediction": 0}))
         return float(found[0]) if is_row else found

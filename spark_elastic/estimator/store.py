@@ -55,7 +55,7 @@ class Store:
         """Describe a store, without opening or writing anything yet.
 
         url: a local path, or a URL that both Hadoop (in Spark) and pyarrow or fsspec (on the workers) can open: ``hdfs://``,
-        ``s3://`` or ``s3a://`` (equivalent), ``abfss://``, ``gs://``, ``dbfs:/``, ``file://``.
+            ``s3://`` or ``s3a://`` (equivalent), ``abfss://``, ``gs://``, ``dbfs:/``, ``file://``.
         storage_options: options for fsspec on the workers; Spark takes its credentials from the Spark configuration.
         keep: what to keep after a successful fit: everything (True), nothing (False), or some of "data", "checkpoints", "logs".
         """
@@ -128,7 +128,7 @@ class Store:
         files.delete(url)
 
     def delete_data(self) -> None:
-        """Delete all data that fits have written here. No fit may be using it."""
+        """Delete all data that fits have written here. No fit may be using them."""
         self.files.delete(self.spark_url(self.data_url))
 
     def check(self, session: SparkSession) -> None:

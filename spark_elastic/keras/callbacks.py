@@ -59,7 +59,7 @@ class UpdateEpochStateCallback(_StateCallback):
 
 
 class UpdateBatchStateCallback(_StateCallback):
-    """Counts the batches of the epoch in ``state.batch``, for data that does not track its own position.
+    """Counts the batches of the epoch in ``state.batch``, for data that do not track their own position.
 
     A batch is counted when it begins, so that a commit at its end includes it, whichever callback comes first.
     """
