@@ -1,4 +1,4 @@
-"""The callbacks of an ElasticTrainer's own, which run ahead of all others and after them, and what those others remember."""
+"""An ElasticTrainer's own callbacks, which run before and after all others, and the state of exportable callbacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The settings of a Trainer that an ElasticTrainer cannot take, and what to write instead."""
+"""Refuses settings of a Trainer that an ElasticTrainer cannot take, saying what to write instead."""
 
 from __future__ import annotations
 

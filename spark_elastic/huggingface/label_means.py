@@ -1,6 +1,6 @@
-"""Finds out whether a model's loss is a mean over labels or over rows, by computing it for two rows together and for each alone.
+"""Determines whether a loss is a mean over labels or over rows, by computing it for two rows, together and separately.
 
-The second row is the first one with fewer labels. A mean over labels counts it less than the first, a mean over rows as much.
+The second row is a copy of the first with fewer labels. A mean over labels gives it less weight, a mean over rows the same.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from typing import Any
 
 import torch
 
-# The label that losses leave out.
+# The label that losses ignore.
 IGNORED = -100
-# How large the difference between the two means has to be against the loss, so that rounding cannot be taken for one of them.
+# The smallest relative difference between the two means that cannot be due to rounding.
 _TOLD_APART = 1e-4
 
 
 def averages_labels(
     loss: Callable[[dict[str, Any]], float], inputs: Mapping[str, Any], count: Callable[[torch.Tensor], int]
 ) -> bool | None:
-    """Return whether ``loss`` is a mean over labels (else it is one over rows); None if it seems to be neither.
+    """Return True if ``loss`` is a mean over labels, False if it is one over rows, None if it seems to be neither.
 
     ``inputs`` holds tensors ``[rows, …]``, among them ``labels`` of whole numbers; ``count`` counts the labels of some rows.
     """
@@ -39,7 +39,7 @@ def averages_labels(
 def _compare(
     loss: Callable[[dict[str, Any]], float], both: Mapping[str, Any], count: Callable[[torch.Tensor], int]
 ) -> bool | None:
-    """Compare the loss of two rows with the means of those of each."""
+    """Compare the loss of two rows together with the two means of their separate losses."""
     (first, more), (second, fewer) = (_mean_of(loss, both, row, count) for row in (slice(0, 1), slice(1, 2)))
     if more + fewer == 0:
         return None
@@ -56,7 +56,7 @@ def _compare(
 def _mean_of(
     loss: Callable[[dict[str, Any]], float], both: Mapping[str, Any], row: slice, count: Callable[[torch.Tensor], int]
 ) -> tuple[float, int]:
-    """Return the loss of one of two rows, and its number of labels. Without labels the loss is 0."""
+    """Return the loss of one of the two rows, and its number of labels. Without labels, the loss is 0."""
     one = {
         name: value[row] if isinstance(value, torch.Tensor) and value.dim() else value for name, value in both.items()
     }
@@ -65,7 +65,7 @@ def _mean_of(
 
 
 def _repeated(value: Any, row: int, rows: int) -> Any:
-    """Return a row of a tensor twice."""
+    """Return a tensor with the given row twice; other values unchanged."""
     if not isinstance(value, torch.Tensor) or not value.dim():
         return value
     if len(value) != rows:

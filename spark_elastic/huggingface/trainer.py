@@ -1,4 +1,4 @@
-"""ElasticTrainer: the Trainer of transformers, whose training continues in each world from the last commit."""
+"""ElasticTrainer: the Trainer of transformers, with training that continues in each world from the last commit."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class ElasticTrainer(Trainer):
         refuse(self)
         # The log, one line of JSON per entry. Each commit holds a copy.
         self._history = ""
-        # Whether a model that is not told the number of labels returns a mean over them. None if that is not known yet.
+        # Whether a model that is not given the number of labels returns a mean over them; None if that is not known yet.
         self._averages_labels: bool | None = None
         if (loader is None) == (self.train_dataset is None) or (loader is None) == (global_batch_size is None):
             raise ValueError("give train_dataset= and global_batch_size=, or a loader=")
@@ -174,7 +174,7 @@ class ElasticTrainer(Trainer):
             with self.compute_loss_context_manager():
                 loss: Any = self.compute_loss(model, self._prepare_inputs(part), num_items_in_batch=counted)
             self.accelerator.backward(share * loss)
-            total += share * loss.detach() if share else 0.0  # a mean over no labels is no number
+            total += share * loss.detach() if share else 0.0  # a mean over no labels is NaN
         weight = rows if items is None or not rows else items
         own = [total * weight, total.new_tensor(weight), total.new_tensor(super().floating_point_ops(dict(inputs)))]
         loss_sum, weights, self._operations = allreduce(torch.stack(own), "sum")
@@ -211,7 +211,7 @@ class ElasticTrainer(Trainer):
         return int((labels[..., 1:] if self._loss_shifts_labels else labels).ne(IGNORED).sum())
 
     def _find_mean(self, inputs: Mapping[str, Any]) -> bool:
-        """Return whether a model that is not told the number of labels returns a mean over them. Rank 0 tries it, for all."""
+        """Return whether a model that is not given the number of labels returns a mean over them. Rank 0 tests this for all."""
         labels = inputs.get("labels")
         if self.model_accepts_loss_kwargs or self.compute_loss_func is not None:
             return False
@@ -332,7 +332,7 @@ class ElasticTrainer(Trainer):
             self._commit()
 
     def _evaluate(self, *arguments: Any, **settings: Any) -> Any:
-        """Evaluate after steps and epochs, and at the start of training, which is not that of a further world."""
+        """Evaluate after steps and epochs, and at the start of training, but not at the start of a later world."""
         if not self._is_deciding and self.elastic.progress is not None:
             return {}
         return super()._evaluate(*arguments, **settings)

@@ -33,7 +33,7 @@ def check_settings(settings: Mapping[str, object]) -> None:
 
 
 def check_built(model: keras.Model) -> None:
-    """Raise ``ValueError`` for a model that is not built, and warn of layers that are not."""
+    """Raise ``ValueError`` for a model that is not built, and warn of layers that are not built."""
     if not model.built:
         raise ValueError("a KerasState takes a model that is built: call build, or the model itself on a batch")
     unbuilt = [layer.name for layer in model._flatten_layers() if not layer.built]

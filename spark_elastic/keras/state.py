@@ -195,7 +195,7 @@ class KerasState(TorchState):
         world = present_world()
         note_gradients()
         if world is not None and world.size > 1:
-            moving = moving_of(self._model)  # anew in each step, as layers may have been frozen or thawed
+            moving = moving_of(self._model)  # again in each step, because layers may have been frozen or thawed
             averaged = reduced([*grads, *(variable.value for variable in moving)], "mean", self._weight(world))
             for variable, value in zip(moving, averaged[len(grads) :], strict=True):
                 variable.assign(value)
@@ -272,7 +272,7 @@ class _Variables:
 
 
 class _Weights(_Variables):
-    """The weights of a model, and which of its layers are frozen, as callbacks may freeze and thaw layers on the way."""
+    """The weights of a model, and which of its layers are frozen: callbacks may freeze and thaw layers during training."""
 
     def __init__(self, model: keras.Model) -> None:
         super().__init__(model.weights)
@@ -283,7 +283,7 @@ class _Weights(_Variables):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
-        # A layer hands what it is set to on to the layers inside it, which come later.
+        # Setting a layer also sets the layers inside it, which come later.
         for layer, is_trainable in zip(self._layers(), state.get("trainable", ()), strict=False):
             if layer.trainable != is_trainable:
                 layer.trainable = is_trainable

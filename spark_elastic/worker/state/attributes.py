@@ -17,12 +17,12 @@ import torch
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic, np.ndarray, torch.Tensor)
 _CONTAINERS = (Mapping, list, tuple, set, frozenset, deque)
-# What a commit keeps by name, if a module has it, and what may own such a function.
+# The types that a commit keeps by name, if a module has the object, and the types that may own such a function.
 _NAMED_KINDS = (types.FunctionType, types.BuiltinFunctionType, type, np.ufunc)
 _OWNERS = (type(None), types.ModuleType, type)
-# Whose callbacks make again, after a loss, what they have made in the course of training, such as the writer of a file.
+# The packages whose callbacks recreate, after a loss, objects that they made during training, such as file writers.
 _LIBRARIES = ("keras", "transformers")
-# Mark an array, which a commit keeps as a tensor, and a function or class of a module, which it keeps by name.
+# Marks for arrays, which a commit keeps as tensors, and for functions and classes of modules, which it keeps by name.
 _ARRAY = "spark_elastic.array"
 _NAMED = "spark_elastic.named"
 
@@ -146,7 +146,7 @@ def by_name(owners: Iterable[Any]) -> dict[str, Any]:
 
 
 def _by_name(value: Any) -> bytes | None:
-    """Return what pickle writes of a function or class that a module has: its name. None for anything else."""
+    """Return the pickle of a function or class of a module, which consists of its name; None for anything else."""
     if not isinstance(value, _NAMED_KINDS) or not isinstance(getattr(value, "__self__", None), _OWNERS):
         return None
     try:
