@@ -260,14 +260,14 @@ def _number_in(optimizer: torch.optim.Optimizer, number: int) -> str:
 
 
 def _what_is_kept_of(loader: object) -> str:
-    is_shuffled = isinstance(getattr(loader, "sampler", None), torch.utils.data.RandomSampler)
+    is_shuffled = type(getattr(loader, "sampler", None)).__name__ == "RandomSampler"  # torch's or torchdata's own
     order = (
         " It shuffles, and a newcomer's order is not that of the rank that was lost, so rows come twice or not at all after any "
         "loss: take se.data.ElasticDataLoader(dataset, global_batch_size=…), which shuffles for all ranks."
     )
     return (
         f"{type(loader).__name__} knows nothing of ranks. Commits keep its position: after a reset survivors go on from it, and "
-        "newcomers from that of a survivor. Its rows are neither shared out nor counted: its dataset has to look at rank() and size() when its "
-        "first row is asked for, and when the world changes its size, rows of the epoch are left out or come twice."
-        f"{order if is_shuffled else ''} The loaders of spark_elastic.data count each row once. docs/data.md, Streams, says more"
+        "newcomers from that of a survivor. Its rows are neither shared out nor counted: its dataset has to look at rank() and "
+        "size() when its first row is asked for, and when the world changes its size, rows of the epoch are left out or come twice"
+        f".{order if is_shuffled else ''} The loaders of spark_elastic.data count each row once. docs/data.md, Streams, says more"
     )
