@@ -267,7 +267,8 @@ def _what_is_kept_of(loader: object) -> str:
     )
     return (
         f"{type(loader).__name__} knows nothing of ranks. Commits keep its position: after a reset survivors go on from it, and "
-        "newcomers from that of a survivor. Its rows are neither shared out nor counted: its dataset has to look at rank() and "
-        "size() when its first row is asked for, and when the world changes its size, rows of the epoch are left out or come twice"
+        "newcomers from that of a survivor. Its rows are neither shared out nor counted: its dataset has to look at rank() "
+        "and size() when its first row is asked for, and when the world changes its size, rows of the epoch are left out or come "
+        "twice"
         f".{order if is_shuffled else ''} The loaders of spark_elastic.data count each row once. docs/data.md, Streams, says more"
     )
