@@ -27,10 +27,11 @@ from spark_elastic.estimator.frame import Facts, as_numbers, column
 from spark_elastic.estimator.frame import is_list as is_list_type
 from spark_elastic.estimator.identity import content_of, identity_by_plan, identity_by_rows, identity_of_content
 from spark_elastic.estimator.store import Store
-from spark_elastic.launchers.session import parallelism
 
 ROW_GROUP_BYTES = 16 * 2**20
 FILES_A_WORKER = 4
+# How many numbers a row may draw.
+_DRAWS = 2**32
 # Spark's tasks keep writing files. If no file has changed for this long, the job that wrote them is dead.
 ABANDONED_SECONDS = 24 * 3600.0
 _COMPLETE = "_complete.json"
@@ -126,22 +127,24 @@ def written(
     names: Sequence[str],
     store: Store,
     split: Split,
-    max_np: int,
+    parts: int,
     identity: str,
     *,
+    by_content: bool = False,
     reuse: bool = True,
     known: str | None = None,
     keep_on_failure: bool = False,
 ) -> Iterator[Dataset]:
     """Write the columns, or find them already written. If the store keeps no data, they are deleted at the end.
 
-    reuse: accept data that were already written under ``identity``; data that changed while they were written get another
-    identity. known: the URL of a continuing run's data; only these are acceptable. keep_on_failure: keep the data for a later
-    continuation of the run. Raises ValueError for an empty DataFrame, for nulls and NaN (naming the column), if no row is left
-    to train or to validate on, and if the data at ``known`` are gone.
+    parts: the number of files, of training and of validation. by_content: have the rows of each file depend on the data only, and
+    not on how Spark divides them; a split always does. reuse: accept data that were already written under ``identity``; data
+    that changed while they were written get another identity. known: the URL of a continuing run's data; only these are
+    acceptable. keep_on_failure: keep the data for a later continuation of the run. Raises ValueError for an empty DataFrame, for
+    nulls and NaN (naming the column), if no row is left to train or to validate on, and if the data at ``known`` are gone.
     """
-    parts = max(FILES_A_WORKER * max_np, parallelism(frame.sparkSession))
-    folder = known.rpartition("/")[0] if known else f"{store.data_url}/{identity}-{parts}"
+    by_content = by_content or split.is_wanted
+    folder = known.rpartition("/")[0] if known else f"{store.data_url}/{identity}-{parts}{'-content' * by_content}"
     with _guard:
         lock = _locks.setdefault(folder, threading.Lock())
     with lock:
@@ -153,7 +156,7 @@ def written(
                 )
         else:
             found = _find(store, folder, identity) if reuse else None
-            found = found or _write(frame, names, store, folder, split, parts, identity)
+            found = found or _write(frame, names, store, folder, split, parts, identity, by_content)
         _users[found.url] += 1
     failed = True
     try:
@@ -194,18 +197,26 @@ def _delete(store: Store, url: str) -> None:
 
 
 def _write(
-    frame: DataFrame, names: Sequence[str], store: Store, folder: str, split: Split, parts: int, identity: str
+    frame: DataFrame,
+    names: Sequence[str],
+    store: Store,
+    folder: str,
+    split: Split,
+    parts: int,
+    identity: str,
+    by_content: bool,
 ) -> Dataset:
     url = f"{folder}/{secrets.token_hex(8)}"
     target = store.spark_url(url)
     numbers = frame.select(*_selected(frame, names, split))
     # The rows are sorted by a hash, so that files hold them in the same order however Spark's shuffle delivers them.
     divided = _stratified(numbers, names, split) if split.stratify else numbers
-    spread = divided.repartition(parts).withColumn(_KEY, f.xxhash64(*(column(name) for name in names)))
+    keyed = divided.withColumn(_KEY, f.xxhash64(*(column(name) for name in names)))
+    spread = keyed.repartition(parts, _KEY) if by_content else keyed.repartition(parts)
     spread = spread.sortWithinPartitions(_KEY)
     if split.is_wanted:
         if split.indicator is None and split.stratify is None:
-            spread = spread.withColumn(_SPLIT, (f.rand(split.seed) < split.fraction).cast("int"))
+            spread = spread.withColumn(_SPLIT, (_drawn(split.seed) < split.fraction).cast("int"))
         spread = spread.sortWithinPartitions(_SPLIT, _KEY)
     else:
         spread = spread.withColumn(_SPLIT, f.lit(0))
@@ -228,6 +239,13 @@ def _write(
         _delete(store, url)
         raise
     return dataset
+
+
+def _drawn(seed: int) -> Column:
+    """Return a number from 0 to 1 for each row, which depends on the seed and on the data, and not on how they are divided."""
+    # Equal rows are numbered, so that they do not all get the same.
+    number = f.row_number().over(Window.partitionBy(_KEY).orderBy(_KEY))
+    return f.pmod(f.xxhash64(f.lit(seed), f.col(_KEY), number), f.lit(_DRAWS)) / _DRAWS
 
 
 def _indicator(frame: DataFrame, split: Split) -> list[Column]:

@@ -27,7 +27,7 @@ from spark_elastic.estimator import slots
 from spark_elastic.estimator.accessors import TorchEstimatorAccessors
 from spark_elastic.estimator.batch_size import pick_batch_size, width_of
 from spark_elastic.estimator.converters import inputs, names, text
-from spark_elastic.estimator.dataset import check_names, identity_of, written
+from spark_elastic.estimator.dataset import FILES_A_WORKER, check_names, identity_of, written
 from spark_elastic.estimator.expectations import are_probabilities
 from spark_elastic.estimator.fitted import load_weights
 from spark_elastic.estimator.frame import (
@@ -58,6 +58,7 @@ from spark_elastic.estimator.planning import (
     plan_data,
     plan_recipe,
     plan_resources,
+    plan_shards,
     plan_sizes,
     plan_split,
     settle_batch,
@@ -128,7 +129,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
         check_names(layout.columns)
         recipe = plan_recipe(self, layout, self._default_loss())
         check_gpus(session.conf, wanted=bool(self.value("useGpu")), resources=plan_resources(self))
-        sizes = plan_sizes(self, session)
+        sizes, shards = plan_sizes(self, session), plan_shards(self)
         split = plan_split(self, self.value("validationIndicatorCol"), schema)
         made_up = made_up_batch(layout, schema)
         if made_up is not None:
@@ -145,8 +146,9 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
                 layout.columns,
                 store,
                 split,
-                sizes.most,
+                shards or max(FILES_A_WORKER * sizes.most, parallelism(session)),
                 identity,
+                by_content=shards is not None,
                 reuse=self.value("reuseData"),
                 known=known.data_url if known else None,
                 keep_on_failure=resumable,

@@ -19,6 +19,7 @@ import mlflow.pyfunc
 import mlflow.spark
 import networks
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from driver_script import fit_counting
@@ -439,13 +440,13 @@ def test_rows_that_change_while_they_are_written_are_not_used_again(spark: Any, 
                 os.utime(part, (1, 1))
         urls = []
         for _ in range(2):
-            with written(data, ["a", "b"], store, Split(), 1, identity) as found:
+            with written(data, ["a", "b"], store, Split(), 4, identity) as found:
                 urls.append(found.url)
                 assert found.identity.startswith("new-")
         assert len(set(urls)) == 2
     identity = named(frame)
     for _ in range(2):
-        with written(frame, ["a", "b"], store, Split(), 1, identity) as found:
+        with written(frame, ["a", "b"], store, Split(), 4, identity) as found:
             assert found.identity == identity
     assert len(store.files.names(f"{store.data_url}/{identity}-{found.url.rpartition('/')[0].rpartition('-')[2]}")) == 1
 
@@ -462,7 +463,7 @@ def test_validation_takes_its_share_of_each_class_however_rare(frame: Any, tmp_p
     found = []
     for seed in (7, 7, 8):
         split = Split(0.2, seed=seed, stratify="kind")
-        with written(data, ["id", "a"], store, split, 1, f"seed-{seed}", reuse=False) as rows:
+        with written(data, ["id", "a"], store, split, 4, f"seed-{seed}", reuse=False) as rows:
             held_back = data.sparkSession.read.parquet(store.spark_url(rows.validation_url))
             assert held_back.columns == ["id", "a"]
             assert (rows.rows, rows.validation_rows) == (ROWS, 1 + 20 + 99)
@@ -472,6 +473,40 @@ def test_validation_takes_its_share_of_each_class_however_rare(frame: Any, tmp_p
     assert counts == [1, 0, 20, 99]
     assert first == again != other
     assert len({named(data, Split(0.2)), named(data, Split(0.2, stratify="kind"))}) == 2
+
+
+def rows_of_files(url: str) -> list[list[dict[str, Any]]]:
+    """Return the rows of each file in a folder, in their order, the files in the order of their first rows."""
+    files = Path(url.removeprefix("file:").replace("//", "")).glob("*.parquet")
+    return sorted((pq.read_table(file).to_pylist() for file in files), key=str)
+
+
+def test_neither_files_by_content_nor_a_split_depend_on_how_spark_divides_the_rows(frame: Any, tmp_path: Path) -> None:
+    """Half of the rows have an equal one, which draws a number of its own."""
+    store = Store.create(tmp_path)
+    data = frame.select((f.col("id") / 2).cast("int").alias("half"), (f.col("id") % 4 < 2).cast("int").alias("odd"))
+    data = data.union(data)
+
+    def write(divided: Any, parts: int, split: Split, name: str) -> Any:
+        with written(divided, ["half", "odd"], store, split, parts, name, by_content=True) as found:
+            kept = found
+        return kept
+
+    one, other = (write(data.coalesce(1), 4, Split(), "one"), write(data.repartition(7), 4, Split(), "other"))
+    assert rows_of_files(one.training_url) == rows_of_files(other.training_url)
+    held_back = []
+    for number, (divided, parts, seed) in enumerate(
+        ((data.coalesce(1), 4, 1), (data.repartition(3), 9, 1), (data.coalesce(1), 4, 2))
+    ):
+        found = write(divided, parts, Split(0.2, seed=seed), f"split-{number}")
+        assert found.rows == 2 * ROWS
+        assert 0.15 < found.validation_rows / found.rows < 0.25
+        rows = [tuple(row.values()) for file in rows_of_files(found.validation_url) for row in file]
+        held_back.append(sorted(rows))
+    first, again, another_seed = held_back
+    assert first == again != another_seed
+    counts = set(Counter(first).values())
+    assert {1, 2} <= counts, "equal rows do not all validate"
 
 
 def test_writers_of_the_same_data_share_them_and_remove_what_a_dead_one_has_left(
@@ -486,7 +521,7 @@ def test_writers_of_the_same_data_share_them_and_remove_what_a_dead_one_has_left
             os.utime(path, (time.time() - age,) * 2)
 
     def write(reuse: bool = True) -> Any:
-        return written(frame, ["a"], store, Split(), 1, "same", reuse=reuse)
+        return written(frame, ["a"], store, Split(), 4, "same", reuse=reuse)
 
     with write() as first:
         with write() as second:
