@@ -509,6 +509,27 @@ def test_neither_files_by_content_nor_a_split_depend_on_how_spark_divides_the_ro
     assert {1, 2} <= counts, "equal rows do not all validate"
 
 
+def test_a_deterministic_fit_has_the_same_bits_whatever_max_np_is(frame: Any) -> None:
+    data = VectorAssembler(inputCols=["a", "b"], outputCol="features").transform(frame)
+    torch.manual_seed(0)
+    model = networks.dense(width=2)
+    given = {
+        "modelFn": None,
+        "modelParams": None,
+        "model": model,
+        "batchSize": None,
+        "globalBatchSize": 48,
+        "shards": 4,
+    }
+    fitted = []
+    for most, divided in ((1, data), (2, data.repartition(5))):
+        estimator = regressor(**given, deterministic=True, validationFraction=0.2, seed=1, maxNp=most)
+        found = estimator.fit(divided)
+        weights = [value for weight in found.model.parameters() for value in weight.flatten().tolist()]
+        fitted.append((weights, [(epoch["loss"], epoch["val_loss"]) for epoch in found.history]))
+    assert fitted[0] == fitted[1]
+
+
 def test_writers_of_the_same_data_share_them_and_remove_what_a_dead_one_has_left(
     frame: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
