@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from spark_elastic.errors import TrainingCodeError
+from spark_elastic.worker.checks.by_hand import reductions
 from spark_elastic.worker.context import current_world
 from spark_elastic.worker.world import translated_errors
 
@@ -40,6 +41,7 @@ def allreduce(tensor: torch.Tensor, op: str = "mean") -> torch.Tensor:
     if op == "mean" and not (tensor.is_floating_point() or tensor.is_complex()):
         raise ValueError(f"the mean of {tensor.dtype} is not a whole number; convert the tensor, or use op='sum'")
     world = current_world()
+    reductions.note(tensor.numel())
     if world is None or world.size == 1:
         return tensor.detach().clone()
     # Use one memory order on all ranks, because libraries add up raw memory, and a dtype that the libraries support.

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from spark_elastic.worker.checks.by_hand import reductions
+
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Backend as CollectiveGroup
 
@@ -170,9 +172,9 @@ def _handing_on(name: str, is_collective: bool) -> Callable[..., dist.Work | Non
         if work is not None:
             work = self._guard((*args, *kwargs.values()), work)
         self._watch.entered(work, name, is_collective)
-        if (
-            name == REDUCTION and args and any(tensor.numel() for tensor in args[0])
-        ):  # Gloo does nothing for empty tensors
+        numbers = sum(tensor.numel() for tensor in args[0]) if name == REDUCTION and args else 0
+        if numbers:  # Gloo does nothing for empty tensors
+            reductions.note(numbers)
             self._watch.reduces(work)
         return work
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from spark_elastic.worker.checks.by_hand import reductions
 from spark_elastic.worker.checks.training_code import module_of, not_wrapped
 from spark_elastic.worker.registered import stepped
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 @contextmanager
 def checked_outside(state: TorchState) -> Iterator[None]:
     """Raise ``TrainingCodeError`` at an optimizer's first step if it trains a module of the State that is not wrapped."""
+    reductions.begin()
     looked_at: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
     def look(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
@@ -42,7 +44,7 @@ def _trains_unwrapped(state: TorchState, optimizer: torch.optim.Optimizer) -> st
     """Return the name of a parameter that is trained and belongs to no wrapper; None if there is none."""
     names = state._parameter_names()
     trained = [p for p in stepped(optimizer) if p.grad is not None]
-    if not any(id(p) in names for p in trained):
+    if not any(id(p) in names for p in trained) or reductions.may_average(trained):
         return None
     from spark_elastic.worker.ddp import DistributedDataParallel, wrappers
 

@@ -23,6 +23,7 @@ from spark_elastic.checkpoint.skeleton import PLAIN
 from spark_elastic.data.deliveries import deliveries
 from spark_elastic.data.loader import PositionedLoader, TakesWorld, has_part, iterated_alone
 from spark_elastic.errors import TrainingCodeError
+from spark_elastic.worker.checks.by_hand import reductions
 from spark_elastic.worker.checks.plain_loaders import PlainLoaders
 from spark_elastic.worker.checks.same_inputs import ENOUGH, same_inputs
 from spark_elastic.worker.checks.unkept_buffers import UnkeptBuffers
@@ -75,6 +76,7 @@ class TrainingChecks:
             _hooks.append(register_optimizer_step_pre_hook(_before_step))
             _hooks.append(register_optimizer_step_post_hook(_after_step))
         self._checked.clear()
+        reductions.begin()
         self._steps = 0
         self._buffers = UnkeptBuffers()
         self._is_pending = False
@@ -169,7 +171,7 @@ class TrainingChecks:
         name = next((names[id(p)] for p in bare if id(p) in names), None)
         if name is None and not is_shared and is_any_wrapped:
             return  # for example a copy of a model that learns in an inner loop
-        if _averaged_by_torch(bare):
+        if _averaged_by_torch(bare) or (not is_any_wrapped and reductions.may_average(bare)):
             return
         what = name or f"a parameter of shape {list(bare[0].shape)}"
         module = "model" if name is None else module_of(name)

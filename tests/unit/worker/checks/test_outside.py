@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from spark_elastic import DistributedDataParallel, TorchState, elastic
+from spark_elastic import DistributedDataParallel, TorchState, allreduce, elastic
 from spark_elastic.errors import TrainingCodeError
 
 
@@ -35,6 +35,20 @@ def test_a_module_that_trains_and_is_not_wrapped_is_the_error_of_a_job() -> None
     ):
         train(TorchState(net=net, optimizer=sgd(net)), sgd(net), model=net)
     assert torch.equal(net.weight, before)
+
+
+def test_a_module_whose_gradients_are_averaged_by_hand_is_right() -> None:
+    net = torch.nn.Linear(2, 1)
+    optimizer = sgd(net)
+
+    @elastic
+    def steps(state: TorchState) -> None:
+        net(torch.ones(3, 2)).sum().backward()
+        for parameter in net.parameters():
+            parameter.grad = allreduce(parameter.grad)
+        optimizer.step()
+
+    steps(TorchState(net=net, optimizer=optimizer))
 
 
 def test_a_wrapper_that_the_garbage_collector_does_not_list_is_known() -> None:

@@ -18,7 +18,9 @@ from spark_elastic.data import ElasticDataLoader
 from spark_elastic.data.deliveries import deliveries
 from spark_elastic.errors import TrainingCodeError
 from spark_elastic.worker.checks import plain_loaders, training_code
+from spark_elastic.worker.checks.by_hand import reductions
 from spark_elastic.worker.checks.same_inputs import same_inputs
+from spark_elastic.worker.collectives import allreduce
 from spark_elastic.worker.ddp import DistributedDataParallel
 from spark_elastic.worker.state.torch_state import TorchState
 
@@ -100,6 +102,40 @@ def test_a_model_of_which_the_state_knows_nothing_is_refused_where_nothing_is_wr
     stage.begin(TorchState(epoch=0))
     with pytest.raises(TrainingCodeError, match=r"model = se\.DistributedDataParallel\(model\)"):
         step(model, sgd(model))
+
+
+def reduce_by_hand(model: torch.nn.Module, way: str) -> None:
+    """Average gradients over the ranks, each by itself or all in one tensor."""
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    if way == "each":
+        for gradient in gradients:
+            gradient.copy_(allreduce(gradient))
+    elif way == "one tensor":
+        allreduce(torch.cat([gradient.flatten() for gradient in gradients]))
+    elif way == "torch's own":
+        reductions.note(sum(gradient.numel() for gradient in gradients))  # as a watched group does
+
+
+@pytest.mark.parametrize("way", ["each", "one tensor", "torch's own"])
+def test_gradients_that_are_averaged_by_hand_need_no_wrapper(stage: Stage, way: str) -> None:
+    model = net()
+    state = TorchState(net=model, optimizer=sgd(model))
+    stage.begin(state)
+    for _ in range(2):
+        state.optimizer.zero_grad()
+        backward(model)
+        reduce_by_hand(model, way)
+        state.optimizer.step()
+
+
+def test_a_reduction_of_something_else_is_no_average_of_gradients(stage: Stage) -> None:
+    model = net()
+    state = TorchState(net=model, optimizer=sgd(model))
+    stage.begin(state)
+    backward(model)
+    allreduce(torch.zeros(2))
+    with pytest.raises(TrainingCodeError, match=r"state\.net\.weight trains"):
+        state.optimizer.step()
 
 
 def test_outside_a_job_a_bare_model_trains(stage: Stage) -> None:
