@@ -178,7 +178,7 @@ class Group:
         if self._is_aborted:
             self.abort()
 
-    def register(self) -> None: ...
+    def register(self, translate: object) -> None: ...
 
     @property
     def collectives(self) -> int:

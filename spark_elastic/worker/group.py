@@ -25,7 +25,7 @@ from spark_elastic.worker.backends.backend import Backend
 from spark_elastic.worker.backends.gloo import Gloo
 from spark_elastic.worker.system import Threads
 from spark_elastic.worker.torch_store import WorldStore
-from spark_elastic.worker.watched_group import Watch, WatchedGroup
+from spark_elastic.worker.watched_group import Translate, Watch, WatchedGroup
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Backend as CollectiveGroup
@@ -65,6 +65,7 @@ class Group:
         self.runs_ahead = library.runs_ahead
         # The group that is registered as torch's default group.
         self.watched: WatchedGroup | None = None
+        self._translate: Translate | None = None
 
     def build(self) -> None:
         """Connect to all ranks. Raises what torch raises when a peer does not answer in time."""
@@ -73,8 +74,12 @@ class Group:
         if self._aborted.is_set():
             self.give_up()
 
-    def register(self) -> None:
-        """Make this torch's default group. Called on the user's thread, when ``build`` is done."""
+    def register(self, translate: Translate) -> None:
+        """Make this torch's default group. Called on the user's thread, when ``build`` is done.
+
+        ``translate`` returns what its collectives raise in place of a library's error.
+        """
+        self._translate = translate
         store = dist.PrefixStore("watched", self._store)
         backends = {name: backend.group for name, backend in self._backends.items() if backend.group is not None}
         self.watched = self._watched(store, self._rank, self._size, backends, self._watch)
@@ -115,7 +120,8 @@ class Group:
             device: (self._backends[name].kind, groups[name], self._backends[name].guard)
             for device, name in self._devices.items()
         }
-        return WatchedGroup(store, rank, size, backends, watch)
+        assert self._translate is not None, "groups are made once this one is registered"
+        return WatchedGroup(store, rank, size, backends, watch, self._translate)
 
     def allgather(self, tensors: list[torch.Tensor], mine: torch.Tensor, name: str) -> dist.Work:
         """Begin to fill ``tensors`` with those of all ranks, apart from torch's default group. ``name`` is how it is noted."""
@@ -217,7 +223,7 @@ class Group:
         """
 
         def free() -> None:
-            self.watched = None
+            self.watched = self._translate = None
             for backend in self._backends.values():
                 backend.drop()
 

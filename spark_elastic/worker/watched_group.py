@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from spark_elastic.worker.backends.works import Guarded
 from spark_elastic.worker.checks.by_hand import reductions
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 _NO_TIMEOUT = timedelta(0)
 # Returns what to wait for in place of a work.
 Guard = Callable[[dist.Work], dist.Work]
+# Returns what to raise in place of a library's error: ``WorkerLostError`` if a rank was lost, else the error itself.
+Translate = Callable[[RuntimeError], BaseException]
 # The calls that all ranks have to make in the same order. TRANSFERS involve only some ranks, and are therefore not counted.
 COLLECTIVES = (
     "allreduce",
@@ -134,9 +137,11 @@ class WatchedGroup(dist.ProcessGroup):
         size: int,
         backends: Mapping[str, tuple[dist.ProcessGroup.BackendType, CollectiveGroup, Guard]],
         watch: Watch,
+        translate: Translate,
     ) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # torch has it, its stubs do not
         self._watch = watch
+        self._translate = translate
         self._inner = dist.ProcessGroup(store, rank, size)
         # Calls that this class does not override reach the backends from here, and are not watched.
         for group in (self._inner, self):
@@ -168,9 +173,17 @@ def _first_tensor(arguments: object) -> torch.Tensor | None:
 
 def _handing_on(name: str, is_collective: bool) -> Callable[..., dist.Work | None]:
     def call(self: WatchedGroup, *args: Any, **kwargs: object) -> dist.Work | None:
-        work: dist.Work | None = getattr(self._inner, name)(*args, **kwargs)
+        try:
+            work: dist.Work | None = getattr(self._inner, name)(*args, **kwargs)
+        except RuntimeError as error:
+            told = self._translate(error)
+            if told is error:
+                raise
+            raise told from error
         if work is not None:
             work = self._guard((*args, *kwargs.values()), work)
+        if isinstance(work, Guarded):
+            work.translate = self._translate
         self._watch.entered(work, name, is_collective)
         numbers = sum(tensor.numel() for tensor in args[0]) if name == REDUCTION and args else 0
         if numbers:  # Gloo does nothing for empty tensors

@@ -144,7 +144,7 @@ def test_a_world_of_one_is_formed_and_aborted_fifty_times_and_leaks_nothing(devi
     for number in range(WORLDS):
         group = Group(Store(), 0, 1, "127.0.0.1", library, timedelta(seconds=30))  # type: ignore[arg-type]
         group.build()
-        group.register()
+        group.register(lambda error: error)
         value = torch.full((1000,), 3.0, device=device)
         dist.all_reduce(value)
         assert value.eq(3.0).all()

@@ -28,3 +28,14 @@ def test_code_that_swallows_the_loss_of_a_worker_goes_on_from_the_last_commit() 
             loud_training.train_and_swallow_errors_of_a_step, args=(8,), num_proc=3, min_np=2, max_np=3, local=True
         )
     assert set(results) == {8}
+
+
+@pytest.mark.parametrize("way", ["all_reduce", "async_op", "objects", "transfer", "barrier"])
+def test_the_loss_of_a_worker_is_no_runtime_error_in_torchs_own_collectives(way: str) -> None:
+    """Code that goes on after running out of memory would swallow it, and wait for ever for a rank that is gone."""
+    with inject(kill(rank=1, step=4)):
+        results = spark_elastic.run(
+            loud_training.train_and_go_on_after_runtime_errors,
+            args=(8, way), num_proc=3, min_np=2, max_np=3, local=True, start_timeout=60,
+        )  # fmt: skip
+    assert results == [(8, [])] * len(results)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
 
 import spark_elastic as se
 
@@ -60,3 +61,40 @@ def train_and_swallow_errors_of_a_step(steps: int) -> int:
 
     train(state)
     return state.step
+
+
+def train_and_go_on_after_runtime_errors(steps: int, way: str) -> tuple[int, list[str]]:
+    """Go on after what may be too little memory, in a loop of torch's own collectives. Return the steps and the errors."""
+    state, errors = se.ObjectState(step=0), []
+
+    def meet() -> None:
+        if way == "all_reduce":
+            dist.all_reduce(torch.ones(1))
+        elif way == "async_op":
+            work = dist.all_reduce(torch.ones(1), async_op=True)
+            assert work is not None
+            work.wait()
+        elif way == "objects":
+            dist.all_gather_object([None] * se.size(), se.rank())
+        elif way == "transfer":
+            mine, theirs = torch.ones(1), torch.zeros(1)
+            sent = dist.isend(mine, (se.rank() + 1) % se.size())
+            dist.recv(theirs, (se.rank() - 1) % se.size())
+            assert sent is not None
+            sent.wait()
+        else:
+            dist.barrier()
+
+    @se.elastic
+    def train(state: se.ObjectState) -> None:
+        while state.step < steps:
+            try:
+                meet()
+            except RuntimeError as error:
+                errors.append(str(error))
+                continue
+            state.step += 1
+            state.commit()
+
+    train(state)
+    return state.step, errors

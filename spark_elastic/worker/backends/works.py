@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -32,13 +33,32 @@ class _Lost:
     __reduce_ex__ = __getitem__ = __iter__ = __len__ = _fail
 
 
-class _Guarded(dist.Work):
+def _as_it_is(error: RuntimeError) -> BaseException:
+    return error
+
+
+class Guarded(dist.Work):
     """Answers torch's calls as Gloo's own work does, unless the operation is lost."""
 
     def __init__(self, work: dist.Work) -> None:
         super().__init__()
         self._work = work
         self._is_lost = False
+        # Returns what to raise in place of an error of the library, which may be that of a rank that was lost.
+        self.translate: Callable[[RuntimeError], BaseException] = _as_it_is
+
+    def wait(self, timeout: timedelta = _NONE) -> bool:
+        """Wait as the library's own work does."""
+        try:
+            return self._wait_for(timeout)
+        except RuntimeError as error:
+            told = self.translate(error)
+            if told is error:
+                raise
+            raise told from error
+
+    def _wait_for(self, timeout: timedelta) -> bool:
+        raise NotImplementedError
 
     def lose(self) -> None:
         """Make the work fail. Gloo must be done with it."""
@@ -68,14 +88,14 @@ class _Guarded(dist.Work):
         return getattr(self._work, question)()
 
 
-class _Collective(_Guarded):
+class _Collective(Guarded):
     """A collective, which is waited for by its future."""
 
     def __init__(self, work: dist.Work) -> None:
         super().__init__(work)
         self._future: Any = work.get_future()
 
-    def wait(self, timeout: timedelta = _NONE) -> bool:
+    def _wait_for(self, timeout: timedelta) -> bool:
         if timeout:
             ended = threading.Event()
             self._future.add_done_callback(lambda _: ended.set())
@@ -107,7 +127,7 @@ class _Collective(_Guarded):
             self._is_lost = False
 
 
-class _Transfer(_Guarded):
+class _Transfer(Guarded):
     """A transfer, which is waited for on a thread of its own."""
 
     def __init__(self, work: dist.Work) -> None:
@@ -117,7 +137,7 @@ class _Transfer(_Guarded):
         self._is_over = threading.Event()
         self._error: BaseException | None = None
 
-    def wait(self, timeout: timedelta = _NONE) -> bool:
+    def _wait_for(self, timeout: timedelta) -> bool:
         with self._lock:
             if self._thread is None and not self._is_lost:
                 self._thread = threading.Thread(

@@ -27,7 +27,7 @@ def pair() -> Iterator[list[tuple[WatchedGroup, Watch]]]:
         backend = (dist.ProcessGroup.BackendType.GLOO, gloo, Works().guard)
         watch = Watch(in_order=False)
         devices = {"cpu": backend, "cuda": backend}
-        return WatchedGroup(dist.PrefixStore("mine", store), rank, 2, devices, watch), watch
+        return WatchedGroup(dist.PrefixStore("mine", store), rank, 2, devices, watch, lambda error: error), watch
 
     with gloo_pair(store) as made:
         yield [watched(rank, gloo) for rank, gloo in enumerate(made)]
