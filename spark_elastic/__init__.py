@@ -106,6 +106,8 @@ _MODULES = {
     "spark_elastic.worker.zero": ("ZeroRedundancyOptimizer",),
 }
 _SUBMODULES = ("data", "loggers", "testing", "timeline")
+# Those that need more than torch, which ``import *`` leaves out.
+_WITH_OTHERS = ("estimator", "huggingface", "keras", "lightning")
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = sorted([*_HOME, *_SUBMODULES])
@@ -116,7 +118,7 @@ def __getattr__(name: str) -> object:
         value = getattr(importlib.import_module(_HOME[name]), name)
         globals()[name] = value
         return value
-    if name in _SUBMODULES:
+    if name in _SUBMODULES or name in _WITH_OTHERS:
         return importlib.import_module(f"spark_elastic.{name}")
     raise AttributeError(f"module 'spark_elastic' has no attribute {name!r}")
 

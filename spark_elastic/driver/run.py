@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import numbers
 import os
 import pickle
 import sys
@@ -266,8 +267,9 @@ def _check_checkpoint(
     storage_options: Mapping[str, object] | None,
 ) -> CheckpointWish | None:
     """Check the arguments for checkpoints, even if none are written: whoever gives one expects them."""
-    if not isinstance(interval, (int, float)) or isinstance(interval, bool) or not interval >= 0:
+    if not isinstance(interval, numbers.Real) or isinstance(interval, bool) or not interval >= 0:
         raise ValueError(f"checkpoint_interval must be a number of seconds from 0 on, not {interval!r}")
+    interval = float(interval)
     keep = whole_number("checkpoint_keep", keep, 1)
     metric = None if best is None else _metric_named(best)
     if storage_options is not None and not isinstance(storage_options, Mapping):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -67,8 +67,9 @@ class JobSettings:
             "yield_after",
         ):
             value = getattr(self, name)
-            if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0 or math.isnan(value):
+            if not isinstance(value, numbers.Real) or isinstance(value, bool) or not float(value) > 0:
                 raise ValueError(f"{name} must be a number of seconds above 0, not {value!r}")
+            object.__setattr__(self, name, float(value))  # it may be one of NumPy's
         if self.reset_limit is not None:
             object.__setattr__(self, "reset_limit", whole_number("reset_limit", self.reset_limit, 0))
         if self.replace_slow is not None:

@@ -201,8 +201,8 @@ def inputs(value: object) -> dict[str, Json]:
 
 
 def store(value: object) -> Store:
-    """Convert a Store or its URL."""
-    if isinstance(value, str):
+    """Convert a Store, its URL, or the path of a folder."""
+    if isinstance(value, (str, os.PathLike)):
         return Store.create(value)
     if not isinstance(value, Store):
         raise TypeError(f"must be a Store or its URL, not {value!r}")

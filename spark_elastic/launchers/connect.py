@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from spark_elastic.errors import SparkElasticError
 from spark_elastic.launchers.base import SlotListener
 from spark_elastic.launchers.defaults import YIELD_SECONDS, unlogged
 from spark_elastic.launchers.resources import ServersProfile, TaskResources, connect_profile
@@ -70,6 +71,8 @@ class ConnectLauncher:
         self._profile: ServersProfile | None = None
 
     def __enter__(self) -> ConnectLauncher:
+        if self._session.is_stopped:
+            raise SparkElasticError("the session of Spark Connect has been stopped: make another one")
         check_gpus(self._session.conf, resources=self._resources)
         if self._resources is not None:
             self._profile = connect_profile(self._session, self._resources)

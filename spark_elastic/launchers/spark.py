@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from spark_elastic.errors import SparkElasticError
 from spark_elastic.launchers.base import SlotListener
 from spark_elastic.launchers.defaults import YIELD_SECONDS, pause_after, unlogged
 from spark_elastic.launchers.resources import TaskResources, known_profile
@@ -68,6 +69,8 @@ class SparkLauncher:
     def __enter__(self) -> SparkLauncher:
         with ExitStack() as stack:
             self._session = find_session(stack) if self._given is None else self._given
+            if is_gone(self._session.sparkContext):
+                raise SparkElasticError("the Spark session has been stopped: make another one")
             check_gpus(self._session.sparkContext.getConf(), resources=self._resources)
             if self._resources is not None:
                 self._profile = known_profile(self._session, self._resources)

@@ -22,7 +22,7 @@ from pyspark.sql import functions as f
 from training import count_steps, look_around, raise_everywhere, wait_for_a_file
 
 import spark_elastic
-from spark_elastic.errors import JobCancelledError, TrainingFailedError
+from spark_elastic.errors import JobCancelledError, SparkElasticError, TrainingFailedError
 from spark_elastic.testing import inject, kill, kill_executor
 
 cloudpickle.register_pickle_by_value(networks)
@@ -175,6 +175,8 @@ def test_stopping_the_session_cancels_the_job(server: ConnectServer) -> None:
     session = connect(server)
     with pytest.raises(JobCancelledError, match=r"session was (stopped|closed)"):
         spark_elastic.run(count_steps, args=(10**6, 0.02), spark=session, max_np=2, on_event=at_step(1, session.stop))
+    with pytest.raises(SparkElasticError, match="the session of Spark Connect has been stopped"):
+        spark_elastic.run(count_steps, args=(1, 0.0), spark=session, max_np=2)
 
 
 def test_the_death_of_the_server_cancels_the_job(tmp_path: Path) -> None:

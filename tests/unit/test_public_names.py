@@ -30,6 +30,13 @@ def test_every_error_that_a_user_may_catch_is_exported() -> None:
     assert set(importlib.import_module("spark_elastic.errors").__all__) <= set(NAMES)
 
 
+@pytest.mark.parametrize("name", ["estimator", "huggingface", "keras", "lightning"])
+def test_rooms_that_need_other_libraries_are_attributes_that_a_star_leaves_out(name: str) -> None:
+    code = f"import spark_elastic; from spark_elastic import *; print(spark_elastic.{name}.__name__, '{name}' in dir())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [f"spark_elastic.{name}", "False"]
+
+
 @pytest.mark.parametrize("package", ["spark_elastic", "spark_elastic.data", "spark_elastic.estimator"])
 def test_type_checkers_see_the_names_that_are_exported(package: str) -> None:
     module = importlib.import_module(package)

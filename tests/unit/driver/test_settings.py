@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
 from spark_elastic.driver.settings import JobSettings
@@ -30,6 +31,12 @@ def test_a_size_that_is_no_whole_number_is_refused(name: str, value: object) -> 
 def test_a_timeout_that_is_no_positive_number_is_refused(name: str, value: object) -> None:
     with pytest.raises(ValueError, match=name):
         JobSettings(**SIZES, **{name: value})
+
+
+def test_a_time_may_be_one_of_numpys_numbers() -> None:
+    settings = JobSettings(**SIZES, start_timeout=np.int64(50), hang_timeout=np.float32(2.5))  # type: ignore[arg-type]
+    assert [type(settings.start_timeout), settings.start_timeout] == [float, 50]
+    assert [type(settings.hang_timeout), settings.hang_timeout] == [float, 2.5]
 
 
 @pytest.mark.parametrize("name", ["join_window", "join_patience", "yield_after"])

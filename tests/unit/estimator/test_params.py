@@ -546,6 +546,10 @@ def test_spark_and_workers_meet_in_the_store(url: str, spark: str, worker: str) 
     assert pickle.loads(pickle.dumps(store)) == store
 
 
+def test_a_store_may_be_given_by_its_path() -> None:
+    assert TorchEstimator(store=Path("/data/store")).getStore() == Store.create("/data/store")  # type: ignore[arg-type]
+
+
 def test_explained_params_tell_no_secrets() -> None:
     store = Store.create("s3://bucket/x", storage_options={"secret": "hidden"})
     explained = make(store=store).explainParams()

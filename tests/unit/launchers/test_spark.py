@@ -6,11 +6,13 @@ import errno
 import logging
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from py4j.protocol import Py4JNetworkError
 
+from spark_elastic.errors import SparkElasticError
 from spark_elastic.launchers import defaults
 from spark_elastic.launchers import spark as launcher
 from spark_elastic.launchers.base import SlotListener
@@ -238,3 +240,10 @@ def test_a_stopped_context_that_cancels_its_jobs_is_said_to_be_stopped() -> None
 def test_pauses_grow_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(defaults, "RESUBMIT_SECONDS", 0.5)
     assert [pause_after(failures) for failures in (1, 2, 3, 50, 5000)] == [0.5, 1.0, 2.0, 10.0, 10.0]
+
+
+def test_a_session_that_has_been_stopped_is_told_of_before_it_is_asked_for_anything() -> None:
+    stopped = launcher.SparkLauncher(None)
+    stopped._given = SimpleNamespace(sparkContext=SimpleNamespace(_jsc=None))  # type: ignore[assignment]
+    with pytest.raises(SparkElasticError, match="the Spark session has been stopped"), stopped:
+        pass
