@@ -276,7 +276,7 @@ def _check_checkpoint(
         raise ValueError(f"storage_options must be a dict of options, not {storage_options!r}")
     if checkpoint is None:
         others = {
-            f"checkpoint_interval={interval!r}": interval != INTERVAL,
+            f"checkpoint_interval={interval:g}": interval != INTERVAL,
             f"checkpoint_keep={keep!r}": keep != KEPT,
             f"checkpoint_best={best!r}": best is not None,
             "storage_options": bool(storage_options),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import warnings
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import lightning.pytorch as pl
 import pytest
@@ -113,6 +116,18 @@ def fit(state: LightningState, epochs: int) -> None:
     state.trainer(max_epochs=epochs, **quiet).fit(state.model.module, state.loader)  # type: ignore[attr-defined]
 
 
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """Take back what a Trainer outside a job leaves: variables, a number of threads, and a process group."""
+    threads = torch.get_num_threads()
+    with mock.patch.dict(os.environ):
+        yield
+    torch.set_num_threads(threads)
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone")
 def test_a_second_fit_that_trains_nothing_is_told_of() -> None:
     loader = ElasticDataLoader(range(8), global_batch_size=4)
     state: Any = LightningState(Fits(), loader=loader, find_unused_parameters=True)

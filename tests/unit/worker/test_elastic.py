@@ -30,6 +30,7 @@ class OneJob:
         self.broken = False
         self.failing: list[BaseException] = []
         self.control = SimpleNamespace(vote=lambda: None)
+        self.reporter = SimpleNamespace(left_early=lambda: None)
         self.world: Any = None
 
     def enter_elastic(self) -> None: ...
