@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 import warnings
@@ -19,7 +18,7 @@ from spark_elastic.errors import NotInWorldError
 from spark_elastic.huggingface.callbacks import Exported, GoOn, Last
 from spark_elastic.huggingface.checks import refuse
 from spark_elastic.huggingface.label_means import IGNORED, averages_labels
-from spark_elastic.worker.collectives import allreduce, broadcast_object
+from spark_elastic.worker.collectives import allgather_object, allreduce, broadcast_object
 from spark_elastic.worker.context import device, rank
 from spark_elastic.worker.ddp import DistributedDataParallel
 from spark_elastic.worker.elastic import elastic
@@ -210,14 +209,31 @@ class ElasticTrainer(Trainer):
     def _count_labels(self, labels: torch.Tensor) -> int:
         return int((labels[..., 1:] if self._loss_shifts_labels else labels).ne(IGNORED).sum())
 
-    def _find_mean(self, inputs: Mapping[str, Any]) -> bool:
-        """Return whether a model that is not given the number of labels returns a mean over them. Rank 0 tests this for all."""
+    def _find_mean(self, inputs: Mapping[str, Any]) -> bool | None:
+        """Return whether a model that is not given the number of labels returns a mean over them.
+
+        It is tried by the first rank whose batch has an ignored label, as another model may not know of them; None if none has.
+        """
         labels = inputs.get("labels")
         if self.model_accepts_loss_kwargs or self.compute_loss_func is not None:
             return False
         if not isinstance(labels, torch.Tensor) or labels.is_floating_point():
             return False
+        ignoring = allgather_object(bool((labels == IGNORED).any()))
+        if not any(ignoring):
+            return None
+        root = ignoring.index(True)
+        found = broadcast_object(self._try_mean(inputs) if rank() == root else None, root)
+        if found is None and rank() == root:
+            warnings.warn(
+                f"whether the loss of {type(self.model).__name__} is a mean over labels or over rows cannot be told, so ranks "
+                "count by the labels that are not -100. If that is wrong, give compute_loss_func=, which is told their number",
+                stacklevel=2,
+            )
+        return found is not False
 
+    def _try_mean(self, inputs: Mapping[str, Any]) -> bool | None:
+        """Try the model with a row and the same row with fewer labels; see ``averages_labels``."""
         model: Any = self.model
 
         def loss(part: dict[str, Any]) -> float:
@@ -225,24 +241,13 @@ class ElasticTrainer(Trainer):
                 computed: Any = self.compute_loss(model, self._prepare_inputs(part))
                 return float(computed)
 
-        found: bool | None = None
-        if rank() == 0:
-            used = [self.args.device] if self.args.device.type == "cuda" else []
-            model.eval()
-            with (
-                torch.no_grad(),
-                torch.random.fork_rng(used),
-                contextlib.suppress(Exception),
-            ):  # rows are more than tensors
-                found = averages_labels(loss, inputs, self._count_labels)
-        found = broadcast_object(found)
-        if found is None and rank() == 0:
-            warnings.warn(
-                f"whether the loss of {type(model).__name__} is a mean over labels or over rows cannot be told, so ranks "
-                "count by the labels that are not -100. If that is wrong, give compute_loss_func=, which is told their number",
-                stacklevel=2,
-            )
-        return found is not False
+        model.eval()
+        used = [self.args.device] if self.args.device.type == "cuda" else []
+        with torch.no_grad(), torch.random.fork_rng(used):
+            try:
+                return averages_labels(loss, inputs, self._count_labels)
+            except Exception:  # a row may be more than the tensors, or the model may take no two of them
+                return None
 
     # ------------------------------------------------------------------ commits
 

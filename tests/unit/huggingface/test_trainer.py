@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from huggingface_training import BATCH, Plain, Tagger, Words, train
+from huggingface_training import BATCH, Plain, Tagger, Untold, Words, train
 from transformers import AutoConfig, AutoModelForCausalLM, TrainingArguments
 
 from spark_elastic.data import ElasticDataLoader
@@ -40,6 +40,21 @@ def test_a_batch_that_is_computed_in_parts_trains_alike(model: str) -> None:
     )
     assert parts["history"] == pytest.approx(whole["history"], rel=1e-3)
     assert parts["weights"] == pytest.approx(whole["weights"], rel=1e-3, abs=1e-5)
+
+
+class Strict(Untold):
+    """Knows nothing of labels that are to be ignored."""
+
+    def forward(self, words: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        assert bool((labels >= 0).all())
+        return super().forward(words, labels)
+
+
+def test_a_model_is_not_tried_with_ignored_labels_unless_the_data_have_some() -> None:
+    rows = [{"words": torch.arange(8), "labels": torch.arange(8)} for _ in range(8)]
+    trainer = trainer_of({"num_train_epochs": 1, "report_to": []}, model=Strict(), train_dataset=rows)
+    trainer.train()
+    assert (trainer.state.global_step, trainer._averages_labels) == (2, None)
 
 
 def trainer_of(args: dict[str, Any], **settings: Any) -> ElasticTrainer:
