@@ -211,8 +211,11 @@ def _write(
     numbers = frame.select(*_selected(frame, names, split))
     # The rows are sorted by a hash, so that files hold them in the same order however Spark's shuffle delivers them.
     divided = _stratified(numbers, names, split) if split.stratify else numbers
-    keyed = divided.withColumn(_KEY, f.xxhash64(*(column(name) for name in names)))
-    spread = keyed.repartition(parts, _KEY) if by_content else keyed.repartition(parts)
+    key = f.xxhash64(*(column(name) for name in names))
+    if by_content:
+        spread = divided.withColumn(_KEY, key).repartition(parts, _KEY)
+    else:
+        spread = divided.repartition(parts).withColumn(_KEY, key)
     spread = spread.sortWithinPartitions(_KEY)
     if split.is_wanted:
         if split.indicator is None and split.stratify is None:

@@ -23,6 +23,7 @@ from spark_elastic.protocol.messages import Activity
 from spark_elastic.worker.backends import BACKENDS, HOST_BACKEND, find_backend
 from spark_elastic.worker.backends.backend import Backend
 from spark_elastic.worker.backends.gloo import Gloo
+from spark_elastic.worker.backends.works import as_it_is
 from spark_elastic.worker.system import Threads
 from spark_elastic.worker.torch_store import WorldStore
 from spark_elastic.worker.watched_group import Translate, Watch, WatchedGroup
@@ -65,7 +66,7 @@ class Group:
         self.runs_ahead = library.runs_ahead
         # The group that is registered as torch's default group.
         self.watched: WatchedGroup | None = None
-        self._translate: Translate | None = None
+        self._translate: Translate = as_it_is
 
     def build(self) -> None:
         """Connect to all ranks. Raises what torch raises when a peer does not answer in time."""
@@ -120,7 +121,6 @@ class Group:
             device: (self._backends[name].kind, groups[name], self._backends[name].guard)
             for device, name in self._devices.items()
         }
-        assert self._translate is not None, "groups are made once this one is registered"
         return WatchedGroup(store, rank, size, backends, watch, self._translate)
 
     def allgather(self, tensors: list[torch.Tensor], mine: torch.Tensor, name: str) -> dist.Work:
@@ -223,7 +223,7 @@ class Group:
         """
 
         def free() -> None:
-            self.watched = self._translate = None
+            self.watched, self._translate = None, as_it_is
             for backend in self._backends.values():
                 backend.drop()
 

@@ -33,7 +33,8 @@ class _Lost:
     __reduce_ex__ = __getitem__ = __iter__ = __len__ = _fail
 
 
-def _as_it_is(error: RuntimeError) -> BaseException:
+def as_it_is(error: RuntimeError) -> BaseException:
+    """Return the library's own error."""
     return error
 
 
@@ -45,7 +46,7 @@ class Guarded(dist.Work):
         self._work = work
         self._is_lost = False
         # Returns what to raise in place of an error of the library, which may be that of a rank that was lost.
-        self.translate: Callable[[RuntimeError], BaseException] = _as_it_is
+        self.translate: Callable[[RuntimeError], BaseException] = as_it_is
 
     def wait(self, timeout: timedelta = _NONE) -> bool:
         """Wait as the library's own work does."""
