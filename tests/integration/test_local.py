@@ -15,7 +15,7 @@ import psutil
 import pytest
 import training
 from environments import environment_without
-from other_processes import assert_gone, finish, wait_for, wait_until
+from other_processes import GONE_SECONDS, assert_gone, finish, wait_for, wait_until
 
 import spark_elastic
 from spark_elastic.testing import inject, kill, kill_executor, kill_task
@@ -109,8 +109,9 @@ def test_the_command_runs_scripts_without_spark(tmp_path: Path, without_spark: E
     assert sorted(out.splitlines()) == [f"[worker {worker}] arguments ['a', '--b']" for worker in (0, 1)]
 
 
-def listening_ports() -> set[int]:
-    return {entry.laddr.port for entry in psutil.net_connections() if entry.status == "LISTEN"}
+def listeners(port: int) -> list[int | None]:
+    """Return the pids of the processes that listen at a port; None for one that the kernel does not tell."""
+    return [entry.pid for entry in psutil.net_connections() if entry.status == "LISTEN" and entry.laddr.port == port]
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda how: how.name)
@@ -124,8 +125,8 @@ def test_nothing_is_left_of_a_driver_that_is_ended_by_a_signal(
     assert_gone(list(set(pids)))
     code = driver.wait(timeout=60)
     assert code == -how
-    # The kernel may close a socket a moment after the end of its process.
-    wait_until(lambda: port not in listening_ports(), f"port {port} was to be closed")
+    print(f"{pids} are gone, and {listeners(port)} listen at the driver's port")
+    wait_until(lambda: not listeners(port), f"port {port} was to be closed", seconds=GONE_SECONDS)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, None], ids=["SIGKILL", "exit"])
