@@ -42,6 +42,8 @@ class WorkerProcess(Process):
         # Only the invariants read this.
         self.state: Any = None
         self.holds: CommitId | None = None
+        # Whether the last sync has brought it its first commit.
+        self.is_new = False
         self.stands_ready = False
         # How many seconds the worker will spend in user code before its next step.
         self.evaluation = 0.0
@@ -74,7 +76,7 @@ class WorkerProcess(Process):
             seconds, self.evaluation = self.evaluation, 0.0
             # A first step may take twice as long.
             threads.sleep(seconds if self.holds is None or self.holds.index else 2 * seconds)
-        if point == "SYNCED" and self.holds is None and current_job().world.newest_commit is not None:  # type: ignore[union-attr]
+        if point == "SYNCED" and self.is_new and current_job().world.newest_commit is not None:  # type: ignore[union-attr]
             simulation.strikes.newcomer_has_the_state(self)
         if point == "SYNCED":
             simulation.invariants.synced(self)

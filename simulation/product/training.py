@@ -278,6 +278,16 @@ class State(TorchState):
 
         self._commits = _Commits(self)
 
+    def sync(self) -> None:
+        self._process.is_new = False
+        super().sync()
+
+    def _receive(self, arrived: Any, world: Any) -> None:
+        super()._receive(arrived, world)
+        self._process.is_new = self._process.holds is None
+        if not self._keeper.is_joint:
+            self._process.simulation.invariants.synced(self._process)
+
     def save(self) -> None:
         super().save()
         # Only commits are copied behind reductions; rank 0's initial state is not.

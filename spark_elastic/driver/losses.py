@@ -37,7 +37,11 @@ def lose_worker(job: JobState, number: int, why: str | FirstSign) -> None:
         job.record(HostCooling(worker.host, worker.host_name, round(pause, 3)))
     if job.elastic_since is None:
         others = min((other.started_at for other in job.workers.values()), default=job.now)
-        job.fail_if(job.setbacks.lost_start(job.now, worker.started_at, others, job.book.story()))
+        # Exceptions have a count of their own, and a fixed world counts its losses when it breaks.
+        has_raised = bool(job.book.failures[number].traceback)
+        has_run = job.settings.elastic and worker.phase is not WorkerPhase.STARTING and not has_raised
+        ran = f"{name_worker(number, rank)} on {worker.host_name} was lost: {cause}" if has_run else ""
+        job.fail_if(job.setbacks.lost_start(job.now, worker.started_at, others, job.book.story(), ran))
     if world is None or number not in world.ranks:
         return
     if world.phase is WorldPhase.FINISHING and job.settings.elastic:

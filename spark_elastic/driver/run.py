@@ -106,8 +106,9 @@ def run(
         elastic_timeout: how many seconds the job may take to get back to ``min_np`` workers after a loss.
         hang_timeout: how many seconds a worker may spend without a collective or a ``state.heartbeat()`` while others wait
             for it, before it is replaced. "Time limits" in docs/howto/training.md has the exact rule.
-        reset_limit: how many resets failures may cause before the job fails; None sets no limit. Newcomers that fail before they
-            have committed with the others do not count, as long as the others keep committing.
+        reset_limit: how many resets failures may cause before the job fails; None sets no limit. Before an elastic function is
+            reached, each loss of workers that makes ``fn`` run again counts as one. Newcomers that fail before they have
+            committed with the others do not count, as long as the others keep committing.
         replace_slow: a fraction, such as 0.1: a worker that computes rows at less than this fraction of the others' median speed
             leaves at the next commit, and its slot goes back to Spark. No step is lost. The worker stays if fewer than
             ``min_np`` workers would be left. Speeds are measured on CPUs, with a loader of this package in the State. None
@@ -138,7 +139,8 @@ def run(
         storage_options: options for the library that opens ``checkpoint``, on the driver and the workers. They travel by
             cloudpickle.
         host_discovery_script: an executable that prints the machines that may be used, one ``host`` or ``host:slots`` per line.
-            It runs every second. Workers on machines that it no longer lists leave at their next commit.
+            It runs every second. Workers on machines that it no longer lists leave at their next commit. Machines that it has
+            never listed are left alone, because Spark decides where tasks run.
         event_log: a file to which events are appended as JSON lines; see docs/events.md.
         progress: True shows the progress of the job, as a live line in terminals and notebooks and as plain lines elsewhere.
             None shows it only in terminals and notebooks.

@@ -49,22 +49,30 @@ class Setbacks:
         """Whether more than one world in a row has got stuck without a commit."""
         return self._stuck > 1
 
-    def lost_start(self, now: float, started_at: float, others_since: float, story: Story) -> SparkElasticError | None:
+    def lost_start(
+        self, now: float, started_at: float, others_since: float, story: Story, ran: str = ""
+    ) -> SparkElasticError | None:
         """Note the loss of a worker before any worker has reached an elastic function.
 
         started_at: when the worker was started. others_since: when the oldest remaining worker was started. A worker that has
-        lived for ``start_timeout`` shows that the function can be run.
+        lived for ``start_timeout`` shows that the function can be run. ran: how the worker was lost, if it had called the
+        function; the function then runs again, which counts against ``reset_limit``.
         """
         limit = self._settings.start_timeout
-        if now - min(started_at, others_since) >= limit:
+        lives = now - min(started_at, others_since) >= limit
+        is_same_incident = started_at < self._last_lost_at
+        if not is_same_incident:
+            self._last_lost_at = now
+        if ran and not is_same_incident and (error := self.counts(ran, story)):
+            return error
+        if lives:
             self._lost_starts = 0
             return None
-        if started_at < self._last_lost_at:
+        if is_same_incident:
             return None
         if self._lost_starts == 0:
             self._first_lost_at = now
         self._lost_starts += 1
-        self._last_lost_at = now
         if self._lost_starts < LOST_STARTS_LIMIT or now - self._first_lost_at < limit:
             return None
         return TrainingFailedError(

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from spark_elastic.errors import WorkerLostError
+from spark_elastic.errors import SparkElasticError, WorkerLostError
 from spark_elastic.protocol.messages import Activity
 from spark_elastic.worker.backends import BACKENDS, HOST_BACKEND, find_backend
 from spark_elastic.worker.backends.backend import Backend
@@ -54,6 +54,8 @@ class Group:
         self._device: Backend | None = None
         self._backends: dict[str, Backend] = {HOST_BACKEND: self._host}
         library = find_backend(backend)
+        if why := library.why_unavailable():
+            raise SparkElasticError(f"backend={backend!r}: {why}")
         if backend != HOST_BACKEND:
             self._backends[backend] = self._device = library(store, rank, size, address, timeout)
         self._in_order = library.in_order

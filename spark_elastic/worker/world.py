@@ -129,13 +129,18 @@ class World:
 
     def meet(self) -> None:
         """Wait until all ranks have called this. Raises ``WorkerLostError``."""
+        self.gather(0)
+
+    def gather(self, number: int) -> list[int]:
+        """Return the numbers of all ranks, in rank order; waits until all have called this. Raises ``WorkerLostError``."""
         if self.size == 1:
-            return
-        here, everybody = torch.zeros(1), torch.empty(self.size, 1)
+            return [number]
+        mine, everybody = torch.tensor([number]), torch.empty(self.size, 1, dtype=torch.int64)
         try:
-            self.group.allgather(list(everybody.unbind()), here, COMMIT).wait()
+            self.group.allgather(list(everybody.unbind()), mine, COMMIT).wait()
         except RuntimeError as error:
             raise self.lost(error) from error
+        return [int(number) for number in everybody.view(-1).tolist()]
 
     def watch(self, copy: PendingCopy) -> None:
         """Let the control thread check, before any rank aborts, whether this copy of the newest commit is complete."""

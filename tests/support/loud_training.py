@@ -8,8 +8,12 @@ import torch.distributed as dist
 import spark_elastic as se
 
 
-def train_with_values_of_each_rank(steps: int) -> int:
-    """Keep the loss of this rank's own rows in the State, where it is meant to be that of all ranks."""
+def train_with_values_of_each_rank(steps: int) -> tuple[int, list[list[object]]]:
+    """Keep the loss of this rank's own rows in the State, where it is meant to be that of all ranks.
+
+    Return the number of steps, and what all ranks had in their States when the function was entered again.
+    """
+    entered: list[list[object]] = []
     torch.manual_seed(0)
     model = se.DistributedDataParallel(torch.nn.Linear(2, 1))
     state = se.TorchState(
@@ -24,6 +28,8 @@ def train_with_values_of_each_rank(steps: int) -> int:
 
     @se.elastic
     def train(state: se.TorchState) -> None:
+        if state.step > 0:
+            entered.append(se.allgather_object((state.best, state.losses, vars(state).get("only_on_one"))))
         while state.step < steps:
             state.optimizer.zero_grad()
             loss = state.model(torch.randn(4, 2)).square().mean() + se.rank()
@@ -32,11 +38,13 @@ def train_with_values_of_each_rank(steps: int) -> int:
             state.best = min(state.best, loss.item())
             state.losses.append(loss.item())
             state.reduced, state.mine = se.allreduce(loss).item(), loss.item()
+            if se.size() == 3 and se.rank() == 2:
+                state.only_on_one = torch.ones(2).tolist()
             state.step += 1
             state.commit()
 
     train(state)
-    return state.step
+    return state.step, entered
 
 
 def train_and_swallow_errors_of_a_step(steps: int) -> int:

@@ -79,6 +79,7 @@ class Stage:
             is_broken=lambda: self.broken,
             has_met=lambda: self.has_met,
             meet=lambda: None,
+            gather=lambda number: [number] * len(members),
             start_exchange=self._start_exchange,
             finish_exchange=self._finish_exchange,
             lost=lambda error: WorkerLostError(str(error)),

@@ -38,6 +38,11 @@ class Backend(Protocol):
 
     def __init__(self, store: WorldStore, rank: int, size: int, address: str, timeout: timedelta) -> None: ...
 
+    @classmethod
+    def why_unavailable(cls) -> str:
+        """Say why this process cannot use the library, and what to do; empty if it can."""
+        return ""
+
     def build(self) -> None:
         """Connect to all ranks now: a group that connected at its first collective could block user code on a dead peer.
 

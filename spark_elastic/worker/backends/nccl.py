@@ -38,6 +38,14 @@ class Nccl(Backend):
         # The remains of closed groups, for ``drop``.
         self._remains: list[object] = []
 
+    @classmethod
+    def why_unavailable(cls) -> str:
+        if not dist.is_nccl_available():
+            return f"the torch of this worker, {torch.__version__}, has no NCCL; leave backend= out, or install a torch for CUDA"
+        if not torch.cuda.is_available():
+            return "this worker has no GPU that torch can use; leave backend= out, or give each worker a GPU"
+        return ""
+
     def build(self) -> None:
         try:
             self.group = self._new(dist.PrefixStore("nccl", self._store), self._rank, self._size)

@@ -1,11 +1,12 @@
 """Plain values: ranks compare the numbers, texts and other tensors of a State, which are meant to be equal on all of them.
 
-A value that each rank computes from its own rows, such as ``state.best = min(state.best, loss.item())``, changes in a reset: a
-newcomer gets some other rank's value, and a checkpoint holds rank 0's. Nothing breaks at once, so this is a warning. It names
-the attribute, the values of two ranks, and what to write instead.
+A value that each rank computes from its own rows, such as ``state.best = min(state.best, loss.item())``, changes in a reset: all
+ranks get that of one rank, and a checkpoint holds rank 0's. Nothing breaks at once, so this is a warning. It names the
+attribute, the values of two ranks, and what to write instead.
 
 The values are compared at the same commits as fingerprints are (see ``fingerprint.py``), also the first of each generation:
-their digest travels with the control collective, and only if digests differ do ranks exchange the values. Plain values,
+their digest travels with the control collective, and only if digests differ do ranks exchange the values. The sync of a reset
+compares them as well (``find_unequal``), and makes them equal. Plain values,
 containers, arrays and tensors are compared, also those in objects' state dicts or attributes. Modules, optimizers and loaders
 are compared elsewhere, and ``local=`` is never compared.
 """
@@ -173,6 +174,25 @@ def _attribute(place: str) -> str:
     return place.partition("[")[0].partition(".")[0]
 
 
+def find_unequal(world: World, attributes: Mapping[str, object]) -> list[str]:
+    """Return the names of attributes whose values differ between the ranks of a world, the same on all of them.
+
+    All ranks call this, and wait for each other. Raises ``WorkerLostError``.
+    """
+    if world.size == 1:
+        return []
+    values = take_values(attributes)
+    return [] if len(set(world.gather(values.digest))) == 1 else [*_compare(world, "values", values)]
+
+
+def _compare(world: World, key: str, mine: Values) -> dict[str, str]:
+    """Exchange the values of all ranks, and describe the differences by attribute. ``key`` is new in this world."""
+    packed = msgspec.msgpack.encode((world.rank, machine_kind(world.group.runs_ahead), mine))
+    shown = sorted(map(_shown.decode, world.store.gather(key, packed, world.size)), key=lambda each: each[0])
+    kinds = {kind for _, kind, _ in shown}
+    return find_differences([each for _, _, each in shown], len(kinds) == 1 and kinds != {""})
+
+
 class PlainValues:
     """Compares this rank's values with those of the others; warns once per attribute. Used by the thread that commits."""
 
@@ -200,19 +220,13 @@ class PlainValues:
         if mine is None or len(set(digests)) == 1:
             return
         index, values = mine
-        world = self._world
-        packed = msgspec.msgpack.encode((world.rank, machine_kind(world.group.runs_ahead), values))
-        shown = sorted(
-            map(_shown.decode, world.store.gather(f"values/{index}", packed, world.size)), key=lambda each: each[0]
-        )
-        kinds = {kind for _, kind, _ in shown}
-        for name, text in find_differences([each for _, _, each in shown], len(kinds) == 1 and kinds != {""}).items():
+        for name, text in _compare(self._world, f"values/{index}", values).items():
             self._told.add(name)
-            if world.rank == 0 and name not in self._warned:
+            if self._world.rank == 0 and name not in self._warned:
                 self._warned.add(name)
                 warnings.warn(
-                    f"{text}. What is in a State is meant to be equal on all ranks: newcomers get it from another rank, and "
-                    f"checkpoints have that of rank 0, so it changes with a reset. Reduce it over all ranks before it is put "
+                    f"{text}. What is in a State is meant to be equal on all ranks: a reset gives all ranks that of one rank, "
+                    f"and checkpoints have that of rank 0. Reduce it over all ranks before it is put "
                     f"there, as in state.{name} = se.allreduce(torch.tensor(value)).item(), or keep what is each rank's own in "
                     f'se.TorchState(local={{"{name}": …}})',
                     stacklevel=depth_of_user(),

@@ -14,6 +14,7 @@ from spark_elastic.checkpoint.skeleton import PLAIN, Lender, map_tree
 from spark_elastic.data.loader import TakesWorld, has_part
 from spark_elastic.errors import CheckpointError, SparkElasticError, StateLostError
 from spark_elastic.worker.checks.aliases import check_aliases, check_live, watch_loads
+from spark_elastic.worker.checks.plain_values import find_unequal
 from spark_elastic.worker.checks.resumed_settings import replaced_settings
 from spark_elastic.worker.checks.training_code import depth_of_user
 from spark_elastic.worker.checks.unsupported import check_supported
@@ -23,6 +24,7 @@ from spark_elastic.worker.state.base import State
 from spark_elastic.worker.state.commits import Commits
 from spark_elastic.worker.state.keepers import Keeper, OnDevice, dividing_keeper
 from spark_elastic.worker.state.loading import load_tree
+from spark_elastic.worker.state.repair import hand_out
 from spark_elastic.worker.state.snapshot import CannotCopyError, Snapshot, Stateful, find_objects
 from spark_elastic.worker.state.structure import Structure, follow, structure_of, tell
 from spark_elastic.worker.world import World
@@ -142,6 +144,8 @@ class ObjectState(State):
     def sync(self) -> None:
         """Bring every rank to the newest commit: ranks that lack it receive it, the others keep theirs. This is a collective.
 
+        Plain values and other tensors that ranks have set differently become those of rank ``donor`` on all of them.
+
         In a fixed world (``run(elastic=False)``) without an elastic function, call it once above the training loop. All ranks
         then continue from the newest durable checkpoint, or from the values of rank 0 if there is none.
         """
@@ -168,9 +172,28 @@ class ObjectState(State):
             self._receive(arrived, world)
             if is_first:
                 self._commits.restored_size = arrived.skeleton["size"]
+        if not is_first:
+            self._agree(world)
         job = current_job()
         if job is not None and not job.is_fixed:
             self._keeper.divide(world, self._values(shared=True))
+
+    def _agree(self, world: World) -> None:
+        """Give all ranks the donor's values of the attributes that ranks have set differently before the last commit."""
+        values = self._values(shared=True)
+        unequal = find_unequal(world, values)
+        if not unequal:
+            return
+        copy = Snapshot()
+        if world.rank == self.donor:
+            copy.take({name: values[name] for name in unequal if name in values}, None)
+            copy.wait()
+        if hand_out(world, self.donor, copy, "unequal"):
+            received = copy.view()
+            for name in unequal:
+                if name not in received and name in values:
+                    delattr(self, name)
+            self._load(received)
 
     def _keep_first(self) -> None:
         """Outside a job, where no generation is sealed, keep the initial values, if they can be copied already."""

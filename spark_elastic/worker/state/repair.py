@@ -117,6 +117,23 @@ def repair(world: World, snapshots: SnapshotPair, transport: str = "gloo") -> bo
     return False
 
 
+def hand_out(world: World, source: int, copy: Snapshot, name: str) -> bool:
+    """Bring rank ``source``'s ``copy`` to all other ranks, into theirs. Return whether this rank has received it.
+
+    ``name`` distinguishes it from what else is sent in this world. All ranks call this, and it blocks until the copy has left or
+    arrived. Raises ``WorkerLostError`` when a rank is lost.
+    """
+    others = [rank for rank in range(world.size) if rank != source]
+    plan = RepairPlan(world.newest_commit, dict.fromkeys(others, source), is_broadcast=True)
+    way = OverGloo(world, plan)
+    with translated_errors(world):
+        if world.rank == source:
+            _send(world, plan, way, copy, others, name)
+            return False
+        _receive(world, plan, way, copy, name)
+        return True
+
+
 def announce(world: World, newest: CommitId | None, packed: bytes, name: str = "state") -> torch.Tensor:
     """Tell the other ranks, over the control store, what this rank is about to send. Return it as a tensor.
 
@@ -142,17 +159,19 @@ def receive_announced(
     return data
 
 
-def _send(world: World, plan: RepairPlan, way: Transport, snapshot: Snapshot, receivers: Sequence[int]) -> None:
+def _send(
+    world: World, plan: RepairPlan, way: Transport, snapshot: Snapshot, receivers: Sequence[int], name: str = "state"
+) -> None:
     content = (snapshot.skeleton, snapshot.buffer.specs, snapshot.told)
-    packed = announce(world, plan.newest, pickled(content, snapshot.skeleton, "sent to another worker"))
+    packed = announce(world, plan.newest, pickled(content, snapshot.skeleton, "sent to another worker"), name)
     for flat in (packed, *snapshot.buffer.flats):
         for piece in pieces_of(flat):
             way.send(piece, receivers)
 
 
-def _receive(world: World, plan: RepairPlan, way: Transport, staging: Snapshot) -> None:
+def _receive(world: World, plan: RepairPlan, way: Transport, staging: Snapshot, name: str = "state") -> None:
     source = plan.source[world.rank]
-    data = receive_announced(world, plan.newest, source, lambda tensor: way.receive(tensor, source))
+    data = receive_announced(world, plan.newest, source, lambda tensor: way.receive(tensor, source), name)
     skeleton, specs, staging.told = pickle.loads(data)
     staging.buffer.fit(specs)
     for flat in staging.buffer.flats:

@@ -624,6 +624,31 @@ def test_a_function_whose_workers_are_killed_again_and_again_before_it_trains_en
     assert "start_timeout" in str(script.error)
 
 
+def test_a_function_that_is_lost_before_it_trains_runs_again_as_often_as_reset_limit_says() -> None:
+    script = Script(min_np=1, reset_limit=2)
+    lose_one_after_the_other(script, 3, code=-9)
+    assert isinstance(script.error, ResetLimitExceededError)
+    assert "reset_limit=2" in str(script.error)
+    assert "SIGKILL" in str(script.error)
+
+
+def test_losses_before_the_function_is_called_do_not_count_against_reset_limit() -> None:
+    script = Script(min_np=1, reset_limit=0)
+    script.register("a")
+    for _ in range(3):
+        script.kill(script.newest, code=-9)
+        script.pass_time(20)
+    assert script.outcome is None
+
+
+def test_an_incident_that_ends_many_workers_of_a_plain_function_is_one_loss() -> None:
+    script = plain("a", "b", "c", reset_limit=1)
+    script.pass_time(5)
+    script.lose_host(0)
+    script.lose_host(1)
+    assert script.outcome is None
+
+
 def test_an_exit_with_code_zero_before_the_result_is_a_failure() -> None:
     script = running("a", "b")
     script.kill(1, code=0)

@@ -8,10 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from spark_elastic.driver.settings import JobSettings
-from spark_elastic.errors import WorkerLostError
+from spark_elastic.errors import SparkElasticError, WorkerLostError
 from spark_elastic.protocol.messages import COMMIT
 from spark_elastic.worker.backends import BACKENDS, find_backend
 from spark_elastic.worker.backends.gloo import Gloo
@@ -35,6 +36,7 @@ class OfGpus:
 @pytest.fixture
 def group(monkeypatch: pytest.MonkeyPatch) -> Group:
     monkeypatch.setattr(Nccl, "_new", lambda *args: OfGpus())
+    monkeypatch.setattr(Nccl, "why_unavailable", lambda: "")
     made = Group(None, 0, 1, "127.0.0.1", "nccl", timedelta(seconds=1))  # type: ignore[arg-type]
     of_device(made).group = OfGpus()
     return made
@@ -170,3 +172,13 @@ def test_a_machine_without_descriptors_gets_a_moment_before_the_next_world_is_tr
     with pytest.raises(WorkerLostError, match=str(error.args[-1])):
         build_on_thread(Failing(), done.set, lambda _: done.wait(), threads)  # type: ignore[arg-type]
     assert paused == pauses
+
+
+def test_a_library_that_this_process_cannot_use_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: False)
+    with pytest.raises(SparkElasticError, match=r"backend='nccl': the torch of this worker, .* has no NCCL"):
+        Group(None, 0, 1, "127.0.0.1", "nccl", timedelta(seconds=1))  # type: ignore[arg-type]
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SparkElasticError, match="no GPU that torch can use; leave backend= out"):
+        Group(None, 0, 1, "127.0.0.1", "nccl", timedelta(seconds=1))  # type: ignore[arg-type]
