@@ -77,6 +77,11 @@ class WorkerFailure:
     traceback: str = ""
     last_lines: tuple[str, ...] = ()
 
+    def as_loss(self) -> str:
+        """Return the failure as a sentence about the loss of the worker."""
+        who = name_worker(self.worker, None) if self.rank is None else f"rank {self.rank}"
+        return f"{who} on {self.host} was lost: {self.cause}"
+
     def __str__(self) -> str:
         lines = [f"{name_worker(self.worker, self.rank)} on {self.host}: {self.cause}"]
         if self.traceback:

@@ -68,18 +68,23 @@ class WatchedMachine(DriverMachine):
         self.watch: Invariants
 
     def note(self, event: ev.Event, now: float) -> list[do.Command]:
-        was_over = self.job.over
+        was_over = self._has_ended
         commands = super().note(event, now)
         self._validate()
         self.watch.told(event, commands, was_over)
         return commands
 
     def decide(self) -> list[do.Command]:
-        was_over = self.job.over
+        was_over = self._has_ended
         commands = super().decide()
         self._validate()
         self.watch.told(None, commands, was_over)
         return commands
+
+    @property
+    def _has_ended(self) -> bool:
+        """Whether the job is over, and its error does not wait for exit codes."""
+        return self.job.over and self.job.ending is None
 
     def _validate(self) -> None:
         try:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from spark_elastic.errors import WorkerFailure
+from spark_elastic.errors import TrainingFailedError, WorkerFailure
 
 # How often user code may raise the same exception without a commit in between before the job ends: otherwise a bad row would
 # reset the job forever.
@@ -92,6 +92,17 @@ class FailureBook:
             cause = meaning if is_why else known.cause
             self.failures[worker] = replace(known, cause=cause, last_lines=last_lines or known.last_lines)
         return is_why
+
+    def lacks_exit_of(self, error: TrainingFailedError) -> bool:
+        """Whether an exit code is still to explain how one of the error's workers was lost."""
+        return any(failure.worker in self._unexplained for failure in error.failures)
+
+    def retold(self, error: TrainingFailedError) -> TrainingFailedError:
+        """Return the error with what is known about its failures by now."""
+        message = error.message
+        for failure in error.failures:
+            message = message.replace(failure.as_loss(), self.failures[failure.worker].as_loss())
+        return type(error)(message, tuple(self.failures[failure.worker] for failure in error.failures))
 
     def count_exception(self, generation: int, where: str, error: str) -> None:
         """Count an exception that the line ``where`` of user code has raised."""

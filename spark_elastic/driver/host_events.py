@@ -27,9 +27,15 @@ def task_lost(job: JobState, event: ev.TaskLost) -> None:
     host = job.hosts.remove(event.host)
     if host is None:
         return
+    cause = f"its host was lost: {event.reason}"
+    if host.worker is not None:
+        # Its connection may have broken a moment before, and nobody is left to tell of its exit.
+        job.book.explain(host.worker, cause, ())
+    if job.over:
+        return
     job.record(HostLost(event.host, host.name, event.reason))
     if host.worker is not None:
-        lose_worker(job, host.worker, f"its host was lost: {event.reason}")
+        lose_worker(job, host.worker, cause)
 
 
 def slot_given_up(job: JobState, event: ev.SlotGivenUp) -> None:

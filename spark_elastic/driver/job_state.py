@@ -23,6 +23,9 @@ from spark_elastic.errors import SparkElasticError, TrainingFailedError
 from spark_elastic.protocol.messages import CommitId, Member
 from spark_elastic.protocol.records import DriverRecord, JobFailed, JobFinished
 
+# How many driver seconds the end of a job waits for the exit codes of the workers whose loss has caused it.
+EXIT_SECONDS = 2.0
+
 
 class JobState:
     """What the driver knows of its job, and the commands that ``take_commands`` has not taken yet.
@@ -64,6 +67,8 @@ class JobState:
         self.plain_target: int | None = None
         # Whether the job has ended.
         self.over = False
+        # The error with which the job ends as soon as exit codes explain it, and until when they are waited for.
+        self.ending: tuple[TrainingFailedError, float] | None = None
         self._commands: list[do.Command] = []
 
     # ------------------------------------------------------------------ queries
@@ -179,10 +184,28 @@ class JobState:
         self.order(do.FinishJob(workers), *self.roster.release_all())
 
     def fail(self, error: SparkElasticError) -> None:
-        """End the job with an error, unless it has ended."""
+        """End the job with an error, unless it has ended.
+
+        An error that a lost worker causes waits for the worker's exit code, which says more than that a connection broke.
+        """
         if self.over:
             return
         self.over = True
+        if isinstance(error, TrainingFailedError) and self.book.lacks_exit_of(error):
+            self.ending = error, self.clock.driver_time + EXIT_SECONDS
+        else:
+            self._end(error)
+
+    def end_if_explained(self, at_once: bool = False) -> None:
+        """Deliver the error that waits for exit codes once they are there, or the time is up."""
+        if self.ending is None:
+            return
+        error, until = self.ending
+        if at_once or not self.book.lacks_exit_of(error) or self.clock.driver_time >= until:
+            self.ending = None
+            self._end(self.book.retold(error))
+
+    def _end(self, error: SparkElasticError) -> None:
         self.record(JobFailed(type(error).__name__, str(error)))
         self.order(do.FailJob(error), *self.roster.release_all())
 

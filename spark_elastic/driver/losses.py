@@ -40,22 +40,20 @@ def lose_worker(job: JobState, number: int, why: str | FirstSign) -> None:
         # Exceptions have a count of their own, and a fixed world counts its losses when it breaks.
         has_raised = bool(job.book.failures[number].traceback)
         has_run = job.settings.elastic and worker.phase is not WorkerPhase.STARTING and not has_raised
-        ran = f"{name_worker(number, rank)} on {worker.host_name} was lost: {cause}" if has_run else ""
+        ran = job.book.failures[number].as_loss() if has_run else ""
         job.fail_if(job.setbacks.lost_start(job.now, worker.started_at, others, job.book.story(), ran))
     if world is None or number not in world.ranks:
         return
     if world.phase is WorldPhase.FINISHING and job.settings.elastic:
-        job.fail(
-            TrainingFailedError(
-                f"rank {rank} was lost after training had finished, before its result arrived", job.book.story()
-            )
-        )
+        what = "raised" if job.book.failures[number].traceback else "was lost"
+        when = "after training had finished, before its result arrived"
+        job.fail(TrainingFailedError(f"rank {rank} {what} {when}", job.book.story()))
         return
     _forgive_the_blamed(job, world)
     if worker.phase is not WorkerPhase.READY:  # a worker that is ready has left all collectives
         if is_joining:
             _count_failed_newcomer(job, world, worker, cause)
-        break_world(job, f"rank {rank} on {worker.host_name} was lost: {cause}", is_newcomers=is_joining)
+        break_world(job, job.book.failures[number].as_loss(), is_newcomers=is_joining)
     if not job.over and not job.members:
         _all_members_lost(job, world)
 

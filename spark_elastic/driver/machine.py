@@ -93,6 +93,7 @@ class DriverMachine:
 
     def cancel(self, error: SparkElasticError) -> list[do.Command]:
         """End the job for an external reason."""
+        self.job.end_if_explained(at_once=True)
         self.job.fail(error)
         return self.job.take_commands()
 
@@ -100,7 +101,7 @@ class DriverMachine:
         """Driver time at which a ``Tick`` is due before the regular one, or None."""
         job = self.job
         if job.over:
-            return None
+            return None if job.ending is None else job.ending[1]
         times = [job.hosts.next_ready_at(job.now), joins_at(job.situation, job.admission)]
         known = [time for time in times if time is not None]
         return job.clock.to_driver_time(min(known)) if known else None
@@ -109,6 +110,10 @@ class DriverMachine:
         """Note an event of a job that is over. Such a job admits nobody."""
         if isinstance(event, ev.TaskRegistered):
             self.job.order(do.ReleaseTask(event.host))
+        elif isinstance(event, ev.TaskLost):
+            host_events.task_lost(self.job, event)
         elif isinstance(event, ev.WorkerExited):
-            meaning = describe_exit(event.code, self.job.settings.memory_setting, event.last_lines)
+            injected = self.job.book.injected.get(event.worker)
+            meaning = describe_exit(event.code, self.job.settings.memory_setting, event.last_lines, injected)
             self.job.book.explain(event.worker, meaning, event.last_lines)
+        self.job.end_if_explained()

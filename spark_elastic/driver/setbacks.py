@@ -118,8 +118,9 @@ class Setbacks:
         limit = self._settings.reset_limit
         if limit is None or self._counted <= limit:
             return None
+        resets = "1 reset" if self._counted == 1 else f"{self._counted} resets"
         return ResetLimitExceededError(
-            f"{self._counted} resets were caused by failures, more than reset_limit={limit} allows; the last one: {reason}",
+            f"failures have caused {resets}, more than reset_limit={limit} allows; the last one: {reason}",
             story,
         )
 

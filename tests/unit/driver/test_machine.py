@@ -12,8 +12,9 @@ from machine_script import Script, running
 from spark_elastic.driver import commands as do
 from spark_elastic.driver import events as ev
 from spark_elastic.driver.failures import FirstSign
+from spark_elastic.driver.job_state import EXIT_SECONDS
 from spark_elastic.driver.machine import NOTED_BY
-from spark_elastic.errors import JobCancelledError
+from spark_elastic.errors import JobCancelledError, ResetLimitExceededError
 from spark_elastic.protocol.messages import CommitId
 
 
@@ -33,13 +34,54 @@ def test_cancelling_ends_the_job_once() -> None:
     assert machine.cancel(JobCancelledError("again")) == []
 
 
-def test_an_exit_after_the_end_still_explains_the_failure() -> None:
-    script = running("a", "b")
-    script.vote()
+def lost_at_the_end() -> Script:
+    """A job that a worker's loss ends, of which only a broken connection is known so far."""
+    script = running("a", "b", reset_limit=0)
     script.send(ev.WorkerGone(1, FirstSign.CONNECTION_BROKE))
-    assert script.outcome is not None
+    assert script.job.over
+    assert script.outcome is None
+    return script
+
+
+def test_the_error_of_a_job_waits_for_the_exit_code_that_explains_it() -> None:
+    script = lost_at_the_end()
+    deadline = script.machine.deadline()
+    assert deadline is not None
+    assert script.now < deadline <= script.now + EXIT_SECONDS
     script.exits(1, -11)
-    assert "SIGSEGV" in str(script.job.book.failures[1])
+    assert str(script.error).startswith(
+        "failures have caused 1 reset, more than reset_limit=0 allows; the last one: rank 1 on b was lost: killed by SIGSEGV\n\n"
+        "rank 1 (worker 1) on b: killed by SIGSEGV\n"
+    )
+
+
+def test_the_error_of_a_job_does_not_wait_for_long() -> None:
+    script = lost_at_the_end()
+    script.pass_time(EXIT_SECONDS)
+    assert "its connection to the driver broke" in str(script.error)
+
+
+def test_the_end_of_the_workers_host_explains_the_error_as_well() -> None:
+    script = lost_at_the_end()
+    script.lose_host(1)
+    assert "rank 1 on b was lost: its host was lost: " in str(script.error)
+
+
+def test_cancelling_a_job_that_has_failed_ends_it_with_its_own_error() -> None:
+    script = lost_at_the_end()
+    commands = script.machine.cancel(JobCancelledError("stop"))
+    (error,) = (command.error for command in commands if isinstance(command, do.FailJob))
+    assert isinstance(error, ResetLimitExceededError)
+
+
+def test_a_loss_whose_exit_is_never_told_of_delays_no_later_error() -> None:
+    script = running("a", "b", "c", reset_limit=1)
+    script.send(ev.WorkerGone(1, FirstSign.CONNECTION_BROKE))
+    script.lose_host(1)
+    script.come_back(0, 2)
+    script.commit()
+    script.exits(2, -11)
+    assert script.outcome is not None
 
 
 def test_the_next_deadline_is_never_in_the_past_while_a_newcomer_waits_for_one_that_boots() -> None:
