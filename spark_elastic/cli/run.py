@@ -92,6 +92,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     parser.add_argument(
         "words",
         nargs="*",
+        default=[],
         metavar="argument",
         help="the target's own arguments; put those that begin with a dash after --",
     )

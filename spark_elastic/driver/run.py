@@ -155,6 +155,7 @@ def run(
         NotEnoughHostsError: a timeout passed with fewer than ``min_np`` workers.
         ResetLimitExceededError: failures caused more resets than ``reset_limit`` allows.
         CheckpointError: ``checkpoint`` cannot be written, or does not fit the state.
+        SparkElasticError: a result of ``fn`` cannot be unpickled here, or the session has been stopped.
         ValueError, TypeError: an argument is wrong. Nothing was started.
 
     The call blocks until the job ends; Ctrl-C ends it. When it has returned or raised, nothing of the job is left. Processes
@@ -223,7 +224,17 @@ def run(
         except SparkElasticError as error:
             raise error.with_traceback(None)  # noqa: B904  # frames of ours say nothing about what went wrong in the job
     strikes.warn_of_missing()
-    return [pickle.loads(result) for result in results]
+    return [_unpickle_result(place, result) for place, result in enumerate(results)]
+
+
+def _unpickle_result(place: int, result: bytes) -> object:
+    try:
+        return pickle.loads(result)
+    except Exception as error:
+        raise SparkElasticError(
+            f"fn has returned in all workers, and result {place} cannot be unpickled here: {type(error).__name__}: {error}; "
+            "return plain values, tensors or arrays"
+        ) from error
 
 
 # ---------------------------------------------------------------- arguments

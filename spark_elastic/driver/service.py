@@ -34,7 +34,7 @@ from spark_elastic.driver.output import OutputPrinter
 from spark_elastic.driver.runtime import REAL_RUNTIME, DriverRuntime
 from spark_elastic.driver.settings import JobSettings
 from spark_elastic.driver.translation import event_of_task, event_of_worker
-from spark_elastic.errors import SparkElasticError, TrainingFailedError
+from spark_elastic.errors import SparkElasticError, TrainingFailedError, name_worker
 from spark_elastic.protocol import messages as m
 from spark_elastic.protocol import records
 from spark_elastic.protocol.connection import Connection, ConnectionLostError, encode
@@ -336,7 +336,7 @@ class SparkDriverService:
         """Add a piece to a worker's result; the last piece completes it."""
         link.result += chunk.data
         if len(link.result) > RESULT_LIMIT:
-            who = f"the result of rank {self._ranks.get(link.worker)}"
+            who = f"the result of {name_worker(link.worker, self._ranks.get(link.worker))}"
             limit = RESULT_LIMIT // 2**30
             self._cancel(TrainingFailedError(f"{who} exceeds {limit} GiB; write it to a file and return its path"))
         elif not chunk.last:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import loud_training
 import pytest
 
 import spark_elastic
+from spark_elastic.errors import ResetLimitExceededError, SparkElasticError
 from spark_elastic.testing import inject, kill
 
 
@@ -46,3 +49,17 @@ def test_the_loss_of_a_worker_is_no_runtime_error_in_torchs_own_collectives(way:
             args=(8, way), num_proc=3, min_np=2, max_np=3, local=True, start_timeout=60,
         )  # fmt: skip
     assert results == [(8, [])] * len(results)
+
+
+def test_a_result_that_the_driver_cannot_unpickle_is_named() -> None:
+    message = "fn has returned in all workers, and result 0 cannot be unpickled here: ValueError: invalid literal"
+    with pytest.raises(SparkElasticError, match=message):
+        spark_elastic.run(loud_training.NoNumber, num_proc=1, local=True)
+
+
+@pytest.mark.parametrize("function", [loud_training.end_before_training, loud_training.end_while_training])
+def test_the_error_of_a_job_says_how_its_last_worker_ended(function: Callable[[], None]) -> None:
+    with pytest.raises(ResetLimitExceededError) as failure:
+        spark_elastic.run(function, num_proc=1, reset_limit=0, local=True)
+    assert "failures have caused 1 reset, more than reset_limit=0 allows; the last one: " in str(failure.value)
+    assert str(failure.value).count("exited with code 7 before its result had arrived") == 2

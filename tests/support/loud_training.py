@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 import torch.distributed as dist
 
@@ -106,3 +108,26 @@ def train_and_go_on_after_runtime_errors(steps: int, way: str) -> tuple[int, lis
 
     train(state)
     return state.step, errors
+
+
+class NoNumber:
+    """What pickles, and cannot be unpickled."""
+
+    def __reduce__(self) -> tuple[type[int], tuple[str]]:
+        return int, ("no number",)
+
+
+def end_before_training() -> None:
+    """End the process of a worker that has no elastic function."""
+    os._exit(7)
+
+
+def end_while_training() -> None:
+    """End the process of a worker within the elastic function."""
+
+    @se.elastic
+    def train(state: se.ObjectState) -> None:
+        state.commit()
+        os._exit(7)
+
+    train(se.ObjectState(step=0))

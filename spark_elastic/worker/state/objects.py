@@ -323,10 +323,23 @@ class ObjectState(State):
         """Copy what belongs to this rank alone. ``_load_own`` loads the copy."""
         if not self._local:
             return None
+        if self._commits.index == 1:  # by the second commit in a generation, the loop has set its attributes
+            self._check_local_names()
         own = Snapshot()
         own.take(self._values(shared=False), None)
         own.pending = None  # the copy of the shared part follows on the stream, and is waited for
         return own
+
+    def _check_local_names(self) -> None:
+        """Warn of names in ``local`` that are no object's: what they were meant for is sent to all ranks."""
+        world = present_world()
+        unknown = sorted(self._local - vars(self).keys())
+        if unknown and (world is None or world.rank == 0):
+            warnings.warn(
+                f"local={unknown} names nothing that is in this {type(self).__name__}, which holds "
+                f"{', '.join(self._values(shared=True))}",
+                stacklevel=depth_of_user(),
+            )
 
     def _load_shared(self, kept: Snapshot) -> None:
         content = kept.view()

@@ -123,6 +123,12 @@ def test_a_mistake_is_named_before_anything_starts(
     assert complaint in capsys.readouterr().err
 
 
+def test_a_missing_script_is_all_that_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["run"])
+    assert capsys.readouterr().err.endswith("the following arguments are required: target\n")
+
+
 @pytest.mark.parametrize("option", ["--epochs", "--check", "--event", "--b"])
 def test_an_option_of_the_script_before_the_dashes_is_no_beginning_of_one_of_ours(
     option: str, capsys: pytest.CaptureFixture[str]

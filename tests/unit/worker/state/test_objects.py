@@ -72,6 +72,16 @@ def test_a_restore_can_be_repeated() -> None:
         assert state.log == [1]
 
 
+def test_a_name_in_local_that_is_no_objects_gets_one_warning() -> None:
+    state = ObjectState(epoch=0, mine=0, local=("mien", "later"))
+    with pytest.warns(UserWarning, match=r"local=\['mien'\] names nothing .* which holds epoch, mine") as told:
+        for _ in range(3):
+            state.later = 1
+            state.commit()
+    assert len(told) == 1
+    assert told[0].filename == __file__
+
+
 @pytest.mark.parametrize("name", ["commit", "save", "donor", "_private"])
 def test_names_that_are_taken_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match=name):
