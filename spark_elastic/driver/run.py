@@ -227,7 +227,7 @@ def run(
     return [_unpickle_result(place, result) for place, result in enumerate(results)]
 
 
-def _unpickle_result(place: int, result: bytes) -> object:
+def _unpickle_result(place: int, result: bytes) -> Any:
     try:
         return pickle.loads(result)
     except Exception as error:
