@@ -31,7 +31,7 @@ from spark_elastic.worker.job import current_job
 from spark_elastic.worker.shards.loops import loops
 from spark_elastic.worker.shards.parts import Parts
 from spark_elastic.worker.shards.sharding import Sharding, shards_in_use
-from spark_elastic.worker.trained import Agreement, Content, describe_change
+from spark_elastic.worker.trained import Content, check_agreement, describe_change
 from spark_elastic.worker.weighting import Boundary, weighting
 from spark_elastic.worker.world import World
 
@@ -160,7 +160,6 @@ class DistributedDataParallel(nn.Module):
     _comm_hook: CommHook | None
     _content: Content | None
     _reduced: Content | None
-    _agreement: Agreement | None
     # Set if the State's loader was made with shards=. Torch's wrapper is not used then.
     _sharding: Sharding | None
     _ddp_kwargs: dict[str, Any]
@@ -210,15 +209,12 @@ class DistributedDataParallel(nn.Module):
             _leave_out_of_graphs()
 
     def compare(self, models: Sequence[DistributedDataParallel]) -> None:
-        """Begin to compare among all ranks what requires gradients in ``models``, including this one. This is a collective.
+        """Compare among all ranks what requires gradients in ``models``, including this one. This is a collective.
 
-        The first forward of each model reads the result, so that late ranks have time to catch up. It raises
-        ``RanksDifferError`` on all ranks if they differ.
+        Raises ``RanksDifferError`` on all ranks if they differ, and ``WorkerLostError``.
         """
         if self._world is not None and self._world.size > 1:
-            agreement = Agreement(models, self._world)
-            for model in models:
-                model._keep(_agreement=agreement)
+            check_agreement(models, self._world)
 
     def detach(self) -> None:
         """Drop torch's wrapper, which holds the old process group and is useless after a failed backward."""
@@ -337,7 +333,6 @@ class DistributedDataParallel(nn.Module):
             return self.module(*args, **kwargs)
         if world.is_broken():
             raise WorkerLostError(f"generation {world.generation} is broken")
-        self._read_agreement()  # the comparison precedes all other collectives, which a rank that differs might not enter
         if len(args) == 1 and not kwargs and isinstance(args[0], torch.Tensor):
             inputs = [args[0]]  # the usual case, and a quicker check
         else:
@@ -386,7 +381,6 @@ class DistributedDataParallel(nn.Module):
 
     def follow_content(self) -> Content:
         """Return which parameters are trained now. If they have changed, all ranks compare the change in a collective."""
-        self._read_agreement()
         content = self._content
         if content is None or not content.is_current():
             content = Content(self.module)
@@ -397,15 +391,9 @@ class DistributedDataParallel(nn.Module):
                     self._world.compares(describe_change(self.module, self._reduced))
                 self._build()
                 self.compare([self])
-                self._read_agreement()
             elif content.trainable and not content.is_where(self._reduced):
                 self._build()  # without other ranks: a newcomer's model moves to its GPU, where those of survivors already are
         return content
-
-    def _read_agreement(self) -> None:
-        if self._agreement is not None:
-            self._agreement.check()
-            self._keep(_agreement=None)
 
     def _build(self) -> None:
         """Make torch's wrapper for the parameters that require gradients now."""
@@ -432,7 +420,7 @@ class DistributedDataParallel(nn.Module):
     def _leave(self) -> None:
         loops.abandon()
         self._keep(rows_given=set(), _sharding=None)
-        self._keep(_ddp=None, _world=None, _by_hand=None, _reduced=None, _content=None, _agreement=None, _pass=-1)
+        self._keep(_ddp=None, _world=None, _by_hand=None, _reduced=None, _content=None, _pass=-1)
 
     def _keep(self, **values: object) -> None:
         # These are not attributes of the Module protocol, so that torch's wrapper does not become a submodule of ours.
@@ -452,7 +440,7 @@ class DistributedDataParallel(nn.Module):
 
     def __getstate__(self) -> dict[str, object]:
         """Return the state for copies and pickles, which contain the module and nothing of the world."""
-        outside = ("_ddp", "_world", "_by_hand", "_row_source", "_reduced", "_content", "_agreement", "_sharding")
+        outside = ("_ddp", "_world", "_by_hand", "_row_source", "_reduced", "_content", "_sharding")
         return {**self.__dict__, **dict.fromkeys(outside), "rows_given": set()}
 
 

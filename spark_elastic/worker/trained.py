@@ -51,39 +51,29 @@ class Content:
         ]
 
 
-class Agreement:
-    """Compares among all ranks which parameters of some models require gradients. Creating one is a collective."""
+def check_agreement(models: Sequence[DistributedDataParallel], world: World) -> None:
+    """Compare among all ranks which parameters of some models require gradients. A collective, which waits for all ranks.
 
-    def __init__(self, models: Sequence[DistributedDataParallel], world: World) -> None:
-        self._world = world
-        self._names = [
-            f"{type(model.module).__name__}.{name}" for model in models for name in [*_reduced_names(model), ""]
-        ]
-        digest = hashlib.blake2b("\n".join(self._names).encode(), digest_size=8).digest()
-        mine = torch.tensor([int.from_bytes(digest, "little", signed=True)])
-        self._everybody = [torch.zeros_like(mine) for _ in range(world.size)]
-        try:
-            self._work = dist.all_gather(self._everybody, mine, async_op=True)
-        except RuntimeError as error:
-            raise world.lost(error) from error
-
-    def check(self) -> None:
-        """Wait for the result. Raises ``RanksDifferError`` on all ranks if they differ, and ``WorkerLostError``."""
-        world = self._world
-        with translated_errors(world):
-            self._work.wait()
-            if len({int(each) for each in self._everybody}) == 1:
-                return
-            lists: list[list[str]] = [[] for _ in range(world.size)]
-            dist.all_gather_object(lists, self._names)
-        first = next(
-            (name for each in lists for name in each if not all(name in other for other in lists)), self._names[0]
-        )
-        holders = [rank for rank, each in enumerate(lists) if first in each]
-        raise RanksDifferError(
-            f"{first} requires a gradient on ranks {holders} only, of {world.size}; change requires_grad on all ranks at the "
-            "same step, and again according to the State when the elastic function is entered again"
-        )
+    Raises ``RanksDifferError`` on all ranks if they differ, and ``WorkerLostError``. Nothing of it is pending when this returns:
+    user code may fork next, as a loader with workers does, and Gloo's thread takes locks of the C library in a process's first
+    collective, which the fork would hold for ever.
+    """
+    names = [f"{type(model.module).__name__}.{name}" for model in models for name in [*_reduced_names(model), ""]]
+    digest = hashlib.blake2b("\n".join(names).encode(), digest_size=8).digest()
+    mine = torch.tensor([int.from_bytes(digest, "little", signed=True)])
+    everybody = [torch.zeros_like(mine) for _ in range(world.size)]
+    with translated_errors(world):
+        dist.all_gather(everybody, mine)
+        if len({int(each) for each in everybody}) == 1:
+            return
+        lists: list[list[str]] = [[] for _ in range(world.size)]
+        dist.all_gather_object(lists, names)
+    first = next((name for each in lists for name in each if not all(name in other for other in lists)), names[0])
+    holders = [rank for rank, each in enumerate(lists) if first in each]
+    raise RanksDifferError(
+        f"{first} requires a gradient on ranks {holders} only, of {world.size}; change requires_grad on all ranks at the "
+        "same step, and again according to the State when the elastic function is entered again"
+    )
 
 
 def _reduced_names(model: DistributedDataParallel) -> list[str]:

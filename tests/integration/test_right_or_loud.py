@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import loud_training
 import pytest
@@ -63,3 +64,20 @@ def test_the_error_of_a_job_says_how_its_last_worker_ended(function: Callable[[]
         spark_elastic.run(function, num_proc=1, reset_limit=0, local=True)
     assert "failures have caused 1 reset, more than reset_limit=0 allows; the last one: " in str(failure.value)
     assert str(failure.value).count("exited with code 7 before its result had arrived") == 2
+
+
+def test_a_loader_forks_its_workers_while_no_collective_is_pending() -> None:
+    """A fork during a process's first collective held a lock of the C library for ever, in one of three starts."""
+    broken: list[dict[str, Any]] = []
+
+    def watch(event: dict[str, Any]) -> None:
+        if event["event"] == "world_broken":
+            broken.append(event)
+
+    for _ in range(8):
+        steps = spark_elastic.run(
+            loud_training.train_with_workers_of_a_loader,
+            args=(2,), num_proc=2, min_np=1, max_np=2, local=True, hang_timeout=5, on_event=watch,
+        )  # fmt: skip
+        assert steps == [8, 8]
+    assert broken == []

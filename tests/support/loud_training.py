@@ -131,3 +131,37 @@ def end_while_training() -> None:
         os._exit(7)
 
     train(se.ObjectState(step=0))
+
+
+class Squares(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Rows of a dataset for a loader with workers."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, row: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.full((2,), float(row)), torch.tensor([float(row**2)])
+
+
+def train_with_workers_of_a_loader(epochs: int) -> int:
+    """Fork the workers of a loader right after each entry of the elastic function. Return the number of steps."""
+    model = se.DistributedDataParallel(torch.nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    loader = se.data.ElasticDataLoader(Squares(), global_batch_size=10, num_workers=2)
+    state = se.TorchState(model=model, optimizer=optimizer, loader=loader, epoch=0, steps=0)
+
+    @se.elastic
+    def train(state: se.TorchState) -> None:
+        while state.epoch < epochs:
+            for features, label in state.loader:
+                optimizer.zero_grad()
+                torch.nn.functional.mse_loss(model(features), label).backward()
+                optimizer.step()
+                state.steps += 1
+                state.commit()
+            state.epoch += 1
+            state.loader.set_epoch(state.epoch)
+            state.commit()
+
+    train(state)
+    return state.steps
