@@ -7,6 +7,8 @@
     │   ├── RanksDifferError         ranks that should be equal are not: training was wrong
     │   ├── ResetLimitExceededError  more resets after failures than reset_limit allows
     │   ├── StateLostError           every copy of the committed state is gone
+    │   ├── TrainingCheckpointError  a worker met a CheckpointError (or DamagedError), which this is as well
+    │   ├── TrainingDataError        a worker met a DataError, which this is as well
     │   └── NotFiniteLossError       a fit's loss is NaN or infinite, and terminateOnNaN says that this ends it
     ├── NotEnoughHostsError          start_timeout or elastic_timeout passed with fewer than min_np workers
     ├── NotInWorldError              rank(), size() … were asked before the first generation
@@ -27,6 +29,7 @@ Mistakes in arguments are ``ValueError`` and ``TypeError``. ``WorkerLostError`` 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 __all__ = [
@@ -154,6 +157,27 @@ class DamagedError(CheckpointError):
 
 class DataError(SparkElasticError):
     """A dataset is damaged, changed while it was being read, or lacks what was requested from it."""
+
+
+class TrainingCheckpointError(TrainingFailedError, CheckpointError):
+    """The job failed because a worker could not use its checkpoint."""
+
+
+class TrainingDamagedError(TrainingCheckpointError, DamagedError):
+    """The job failed because all of its checkpoints are damaged."""
+
+
+class TrainingDataError(TrainingFailedError, DataError):
+    """The job failed because a worker could not use its dataset."""
+
+
+# What the job fails with if workers raise an error of this name; with other errors it is a plain TrainingFailedError.
+FAILED_BY: Mapping[str, type[TrainingFailedError]] = {
+    CheckpointError.__name__: TrainingCheckpointError,
+    DamagedError.__name__: TrainingDamagedError,
+    DataError.__name__: TrainingDataError,
+    RanksDifferError.__name__: RanksDifferError,
+}
 
 
 class JobCancelledError(SparkElasticError):

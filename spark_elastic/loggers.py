@@ -8,6 +8,7 @@ step waits for a logger.
 from __future__ import annotations
 
 import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -20,6 +21,8 @@ __all__ = ["Logger", "MLflowLogger", "TensorBoardLogger"]
 
 # The MLflow tag by which a resuming job finds its run.
 RESUMES = "spark_elastic.checkpoint"
+# Characters that MLflow does not take in the name of a metric.
+_REFUSED = re.compile(r"[^\w\-./: ]")
 RUN_ID = "spark_elastic.run_id"
 
 
@@ -98,12 +101,13 @@ class MLflowLogger(Logger):
         self._client.set_tag(self._run, RUN_ID, run_id)
 
     def log(self, step: int, values: Mapping[str, float], seconds: float) -> None:
-        """Log a batch of metrics."""
+        """Log a batch of metrics. Characters that MLflow does not take in names become ``_``."""
         from mlflow.entities import Metric
 
         assert self._client is not None
         stamp = int(seconds * 1000)
-        self._client.log_batch(self._run, [Metric(name, value, stamp, step) for name, value in values.items()])
+        metrics = [Metric(_REFUSED.sub("_", name), value, stamp, step) for name, value in values.items()]
+        self._client.log_batch(self._run, metrics)
 
     def finish(self, error: str | None) -> None:
         """End the run as FINISHED, or as FAILED with the tag ``spark_elastic.error``."""

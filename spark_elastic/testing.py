@@ -135,6 +135,9 @@ def local_cluster(slots: int) -> Iterator[LocalCluster]:
 @contextmanager
 def inject(*faults: Fault) -> Iterator[None]:
     """Inject the faults into every ``run`` that this thread starts inside the ``with``."""
+    for fault in faults:
+        if not isinstance(fault, Fault):
+            raise TypeError(f"inject takes faults, such as kill(rank=1, step=3), not {fault!r}")
     token = _active.set(tuple(replace(entry, number=number) for number, entry in enumerate(faults, 1)))
     try:
         yield

@@ -64,11 +64,11 @@ def load_model(
     best: bool = False,
     storage_options: Mapping[str, object] | None = None,
 ) -> Module:
-    """Load the weights of the newest undamaged checkpoint of ``url`` into a plain module, and return the module.
+    """Load the weights of the newest undamaged checkpoint of ``url`` into a module, and return the module.
 
     Args:
         url: the folder that was passed to ``run(checkpoint=)``.
-        module: the plain module that takes the weights.
+        module: the module that takes the weights, also within ``DistributedDataParallel`` or ``torch.compile``.
         name: the model's name in the State.
         best: load the best checkpoint instead, as ``load_checkpoint`` does.
         storage_options: options with which fsspec opens the folder, such as credentials and endpoints.
@@ -84,8 +84,11 @@ def load_model(
     if name not in models:
         found = f"only {', '.join(map(repr, models))}" if models else "none"
         raise CheckpointError(f"{os.fspath(url)} has no model named {name!r}, {found}")
+    plain = getattr(module, "_orig_mod", module)  # the module inside torch.compile's wrapper
+    if type(plain).__name__ == "DistributedDataParallel":
+        plain = plain.module
     try:
-        getattr(module, "_orig_mod", module).load_state_dict(objects[name])  # the module inside torch.compile's wrapper
+        plain.load_state_dict(objects[name])
     except RuntimeError as error:
         raise CheckpointError(f"the model {name!r} of {os.fspath(url)} does not fit the module: {error}") from error
     return module

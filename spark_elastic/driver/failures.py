@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from spark_elastic.errors import TrainingFailedError, WorkerFailure
+from spark_elastic.errors import FAILED_BY, TrainingFailedError, WorkerFailure
 
 # How often user code may raise the same exception without a commit in between before the job ends: otherwise a bad row would
 # reset the job forever.
@@ -68,6 +68,8 @@ class FailureBook:
     """Keeps the failures of a job, and counts those that repeat without progress between them."""
 
     failures: dict[int, WorkerFailure] = field(default_factory=dict)
+    # The classes of the errors of this package that workers have raised; empty for others.
+    kinds: dict[int, str] = field(default_factory=dict)
     # The workers whose end is known only by its first sign.
     _unexplained: set[int] = field(default_factory=set)
     # The injected faults that are about to end workers.
@@ -92,6 +94,13 @@ class FailureBook:
             cause = meaning if is_why else known.cause
             self.failures[worker] = replace(known, cause=cause, last_lines=last_lines or known.last_lines)
         return is_why
+
+    def as_raised(self, error: TrainingFailedError) -> TrainingFailedError:
+        """Return the error in the class that says why, if all exceptions among its failures have been of one kind."""
+        kinds = {self.kinds.get(failure.worker, "") for failure in error.failures if failure.traceback}
+        if type(error) is not TrainingFailedError or len(kinds) != 1:
+            return error
+        return FAILED_BY.get(kinds.pop(), TrainingFailedError)(error.message, error.failures)
 
     def lacks_exit_of(self, error: TrainingFailedError) -> bool:
         """Whether an exit code is still to explain how one of the error's workers was lost."""

@@ -191,6 +191,8 @@ class JobState:
         if self.over:
             return
         self.over = True
+        if isinstance(error, TrainingFailedError):
+            error = self.book.as_raised(error)
         if isinstance(error, TrainingFailedError) and self.book.lacks_exit_of(error):
             self.ending = error, self.clock.driver_time + EXIT_SECONDS
         else:

@@ -13,7 +13,7 @@ from spark_elastic.driver.job_state import JobState
 from spark_elastic.driver.losses import break_unconnected, break_world, lose_worker, note_survivors_commit
 from spark_elastic.driver.phases import WorkerChange, WorkerPhase, WorldChange, WorldPhase
 from spark_elastic.driver.slowness import can_spare, may_replace
-from spark_elastic.errors import RanksDifferError, TrainingFailedError, WorkerFailure
+from spark_elastic.errors import TrainingFailedError, WorkerFailure
 from spark_elastic.protocol import records
 
 # ---------------------------------------------------------------------- its process
@@ -256,12 +256,12 @@ def worker_raised(job: JobState, event: ev.WorkerRaised) -> None:
         event.traceback,
     )
     job.book.add(failure)
+    job.book.kinds[event.worker] = event.kind
     job.record(records.WorkerRaised(event.worker, failure.rank, event.error, event.traceback))
     if world is not None and event.worker in world.ranks:
         world.raised.add(event.worker)
     if event.fatal:
-        kind = RanksDifferError if event.kind == RanksDifferError.__name__ else TrainingFailedError
-        job.fail(kind(event.error, (failure,)))
+        job.fail(TrainingFailedError(event.error, (failure,)))
         return
     if job.situation.speaks_of_the_job(event.worker):
         job.book.count_exception(job.generation, event.where, event.error)

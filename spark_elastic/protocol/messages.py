@@ -268,7 +268,7 @@ class WorkerReturned(Message, frozen=True):
 class WorkerRaised(Message, frozen=True):
     """The user's function has raised. ``where``: the innermost frame, as file:line.
 
-    ``kind``: the class of an error of this package that ends the job; else empty.
+    ``kind``: the class of an error of this package; else empty. ``fatal``: it ends the job.
     """
 
     error: str

@@ -126,9 +126,9 @@ class ControlClient:
     def failed(self, error: BaseException, fatal: bool = False) -> None:
         """Tell the driver of an exception; nothing more comes from this worker."""
         text = "".join(traceback.format_exception_only(type(error), error)).strip()
-        kind = ""
+        kind = type(error).__name__ if isinstance(error, SparkElasticError) else ""
         if isinstance(error, SparkElasticError) and error.is_final:
-            text, kind, fatal = str(error), type(error).__name__, True
+            text, fatal = str(error), True
         self.raised(text, find_line(error), format_for_user(error), fatal, kind)
 
     def raised(self, error: str, where: str, report: str, fatal: bool = False, kind: str = "") -> None:

@@ -22,6 +22,15 @@ from spark_elastic.errors import (
 FAILURE = WorkerFailure(3, 1, "node7", "raised ValueError: x", "Traceback …\nValueError: x\n")
 
 
+def test_what_workers_raise_about_checkpoints_and_data_ends_a_job_with_an_error_of_both_kinds() -> None:
+    for name, kind in errors.FAILED_BY.items():
+        assert issubclass(kind, getattr(errors, name))
+        assert issubclass(kind, TrainingFailedError)
+        again = pickle.loads(pickle.dumps(kind("it broke", (FAILURE,))))
+        assert type(again) is kind
+        assert str(again) == str(kind("it broke", (FAILURE,)))
+
+
 @pytest.mark.parametrize(
     "name", [name for name in errors.__all__ if name.endswith("Error") and name != "WorkerLostError"]
 )

@@ -31,11 +31,12 @@ def test_mlflow_logs_to_a_run_and_ends_it(client: Any) -> None:
     logger.start(None)
     logger.named("abc")
     logger.log(3, {"loss": 0.5, "job/world_size": 2.0}, 1000.0)
-    logger.log(4, {"loss": 0.25}, 1001.0)
+    logger.log(4, {"loss": 0.25, "top@5 (val)": 0.5}, 1001.0)
     logger.finish(None)
     (run,) = runs(client)
     assert (run.info.run_name, run.info.status, run.data.params) == ("first", "FINISHED", {"lr": "0.1"})
     assert run.data.tags["spark_elastic.run_id"] == "abc"
+    assert [entry.value for entry in client.get_metric_history(run.info.run_id, "top_5 _val_")] == [0.5]
     history = client.get_metric_history(run.info.run_id, "loss")
     assert [(entry.step, entry.value, entry.timestamp) for entry in history] == [(3, 0.5, 1000000), (4, 0.25, 1001000)]
 

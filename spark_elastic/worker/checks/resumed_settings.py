@@ -12,6 +12,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from spark_elastic.checkpoint.skeleton import StateDict
+from spark_elastic.worker.state.snapshot import KeptPart, find_objects, leaves
 
 # Settings of optimizer groups that schedulers change. The original rate is in ``initial_lr``.
 _SCHEDULED = {"lr", "momentum", "betas", "max_lr", "min_lr", "max_momentum", "base_momentum"}
@@ -35,6 +36,19 @@ def replaced_settings(live: Mapping[str, object], saved: Mapping[str, object]) -
                 if isinstance(ours, _COMPARED) and isinstance(theirs, _COMPARED) and ours != theirs
             ]
     return found
+
+
+def dropped_objects(live: Mapping[str, object], saved: Mapping[str, object]) -> list[str]:
+    """Describe the objects in ``live`` with a state dict that go, because a checkpoint has nothing or a plain value there.
+
+    Names that the checkpoint does not know at all are left alone, and so are their objects.
+    """
+    kept = {name for name, value in leaves(saved) if isinstance(value, (StateDict, KeptPart))}
+    return [
+        f"state.{name}, here {type(value).__name__}"
+        for name, value in find_objects(live).items()
+        if name.partition("[")[0] in saved and name not in kept
+    ]
 
 
 def _settings(value: object, kept: Mapping[str, object], is_scheduled: bool) -> Iterator[Setting]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -121,8 +122,10 @@ class State(ABC):
         if job is not None:
             job.control.beat()
 
-    def report(self, **metrics: object) -> None:
+    def report(self, /, **metrics: object) -> None:
         """Send metrics (numbers, one-element tensors, strings) to the job's event log and progress line. Never blocks.
+
+        The number of commits is sent along as ``step``. A metric of that name is left out, with a warning.
 
         Call it as often as you like: at most a few reports a second are sent, each with the newest value of every name.
 
@@ -132,7 +135,12 @@ class State(ABC):
         written the best commit, the next rank 0 writes it, provided that it has reported the value, too. Report before the
         commit that ends the epoch: that commit may interrupt, and the code after it is then not run.
         """
-        job = current_job()
+        job, world = current_job(), present_world()
+        if metrics.pop("step", None) is not None and (world is None or world.rank == 0):
+            warnings.warn(
+                "report(step=…) is left out: the number of commits is reported as step; give yours another name",
+                stacklevel=2,
+            )
         if job is None:
             check_metrics(metrics)
         else:

@@ -15,7 +15,7 @@ from spark_elastic.data.loader import TakesWorld, has_part
 from spark_elastic.errors import CheckpointError, SparkElasticError, StateLostError
 from spark_elastic.worker.checks.aliases import check_aliases, check_live, watch_loads
 from spark_elastic.worker.checks.plain_values import find_unequal
-from spark_elastic.worker.checks.resumed_settings import replaced_settings
+from spark_elastic.worker.checks.resumed_settings import dropped_objects, replaced_settings
 from spark_elastic.worker.checks.training_code import depth_of_user
 from spark_elastic.worker.checks.unsupported import check_supported
 from spark_elastic.worker.context import device
@@ -258,23 +258,36 @@ class ObjectState(State):
         Objects that the checkpoint does not hold keep their present values.
         """
         job = current_job()
-        saved = None if job is None or job.checkpoints is None else job.checkpoints.restore(device())
+        try:
+            saved = None if job is None or job.checkpoints is None else job.checkpoints.restore(device())
+        except CheckpointError as error:
+            error.is_final = True  # the next rank 0 would read the same
+            raise
         if saved is None:
             why = self._keeper.why_lost()
             if why:
                 raise StateLostError(f'commit="{self._keeper.name}": {why}, and {self._keeper.remedy}')
             return 0
-        replaced = replaced_settings(self._values(shared=True), saved.objects)
+        present = self._values(shared=True)
+        replaced, dropped = replaced_settings(present, saved.objects), dropped_objects(present, saved.objects)
         try:
             self._load(saved.objects)
         except Exception as error:
-            raise CheckpointError(
+            misfit = CheckpointError(
                 f"checkpoint {saved.name} does not fit this state: {error}; give another checkpoint= to begin anew"
-            ) from error
+            )
+            misfit.is_final = True
+            raise misfit from error
         if replaced and world.rank == 0:
             warnings.warn(
                 f"the job goes on from checkpoint {saved.name}, and {'; '.join(replaced)}. Where the new values are meant, set "
                 "them in the elastic function, before its loop",
+                stacklevel=depth_of_user(),
+            )
+        if dropped and world.rank == 0:
+            warnings.warn(
+                f"the job goes on from checkpoint {saved.name}, which has no object at the place of {', '.join(dropped)}: the "
+                "State goes on without it. To begin with a new object, give it to the State under a name of its own",
                 stacklevel=depth_of_user(),
             )
         self._commits.steps = saved.steps

@@ -81,7 +81,7 @@ class CannotCopyError(TypeError):
         """Return the error that users get: it says in which of a State's attributes the value is, and what to do about it."""
         kind = type(self.value).__name__
         sought = self.value if self.owner is None else self.owner
-        place = next((f"state.{name}" for name, each in _leaves(values) if each is sought), "what is in the State")
+        place = next((f"state.{name}" for name, each in leaves(values) if each is sought), "what is in the State")
         what = f"{place} is" if self.owner is None else f"the state_dict of {place} has"
         advice = (
             "keep it outside the State, also outside local=, of which commits copy the objects, too. An object of a class of "
@@ -100,7 +100,7 @@ def has_state_dict(value: object) -> TypeGuard[Stateful]:
 def find_objects(tree: Mapping[str, object]) -> dict[str, Stateful]:
     """Find the objects with a state dict in a tree of dicts, lists and tuples, by the names of their places."""
     return {
-        name: value for name, value in _leaves(tree) if not isinstance(value, torch.Tensor) and has_state_dict(value)
+        name: value for name, value in leaves(tree) if not isinstance(value, torch.Tensor) and has_state_dict(value)
     }
 
 
@@ -108,12 +108,12 @@ def find_trained_tensors(tree: Mapping[str, object]) -> dict[str, torch.Tensor]:
     """Find the tensors in such a tree that collect gradients, by the names of their places."""
     return {
         name: value
-        for name, value in _leaves(tree)
+        for name, value in leaves(tree)
         if isinstance(value, torch.Tensor) and value.requires_grad and value.is_leaf
     }
 
 
-def _leaves(tree: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+def leaves(tree: Mapping[str, object]) -> Iterator[tuple[str, object]]:
     """Yield what is neither a container nor plain, with the name of its place."""
 
     def look(value: Any, name: str) -> Iterator[tuple[str, object]]:

@@ -28,6 +28,8 @@ from spark_elastic.worker.state.snapshot import find_objects, find_trained_tenso
 from spark_elastic.worker.world import World
 from spark_elastic.worker.zero import ZeroRedundancyOptimizer, find_divisible
 
+# What may be left out, and is None then.
+_OPTIONAL = frozenset({"model", "optimizer", "scheduler", "loader"})
 # A loader in a State has a state dict, or one of these parts.
 _PARTS_OF_LOADERS = (TakesWorld, RowSource, Accountable, Countable)
 
@@ -113,6 +115,12 @@ class TorchState(ObjectState):
         is_shared = "loader" in self._values(shared=True)
         if is_shared and has_state_dict(loader) and not has_part(loader, TakesWorld):
             warnings.warn(_what_is_kept_of(loader), stacklevel=2)
+
+    def __getattr__(self, name: str) -> None:
+        """Return None for a model, optimizer, scheduler or loader that was not given. Raises AttributeError for others."""
+        if name in _OPTIONAL:
+            return
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def _keeper_maker(self, commit: str, redundancy: int) -> Callable[[], Keeper]:
         """Return a factory of keepers for this state's commits."""

@@ -183,6 +183,19 @@ def test_a_checkpoint_of_another_model_is_refused(stage: Stage, url: str) -> Non
         new_run(stage, url, TorchState(model=torch.nn.Linear(4, 1)))
 
 
+def test_objects_that_a_checkpoint_has_no_place_for_go_with_a_warning(stage: Stage, url: str) -> None:
+    first, second = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+    commit(stage, new_run(stage, url, ObjectState(models={"a": first}, average=None)))
+    state = ObjectState(models={"a": first, "b": second}, average=second, new=second)
+    with pytest.warns(
+        UserWarning, match=r"no object at the place of state.models\['b'\], here Linear, state.average, here Lin"
+    ):
+        new_run(stage, url, state)
+    assert state.models == {"a": first}
+    assert state.average is None
+    assert state.new is second
+
+
 def test_a_state_of_the_users_own_is_refused(stage: Stage, url: str) -> None:
     class Own(State):
         def save(self) -> None: ...
@@ -228,6 +241,9 @@ def test_load_model_puts_the_weights_into_a_plain_module(stage: Stage, url: str)
     assert not same(dict(plain.state_dict()), dict(state.model.state_dict()))
     assert load_model(url, plain) is plain
     assert same(dict(plain.state_dict()), dict(state.model.state_dict()))
+    wrapped = DistributedDataParallel(trained(steps=0).model)
+    assert load_model(url, wrapped) is wrapped
+    assert same(dict(wrapped.module.state_dict()), dict(state.model.state_dict()))
     other = trained(steps=0).model
     load_model(url, torch.compile(other))
     assert same(dict(other.state_dict()), dict(state.model.state_dict()))

@@ -9,7 +9,13 @@ from spark_elastic.driver import commands as do
 from spark_elastic.driver import events as ev
 from spark_elastic.driver.failures import FirstSign
 from spark_elastic.driver.hosts import Place
-from spark_elastic.errors import NotEnoughHostsError, ResetLimitExceededError, StateLostError, TrainingFailedError
+from spark_elastic.errors import (
+    DataError,
+    NotEnoughHostsError,
+    ResetLimitExceededError,
+    StateLostError,
+    TrainingFailedError,
+)
 from spark_elastic.protocol.messages import CommitId
 from spark_elastic.protocol.records import DriverPaused, WorldFormed
 
@@ -586,6 +592,23 @@ def test_an_exception_above_the_elastic_function_three_times_fails_the_job() -> 
         script.pass_time(5)
     assert isinstance(script.error, TrainingFailedError)
     assert "ImportError" in str(script.error)
+
+
+def test_a_job_whose_workers_all_raise_of_their_data_fails_with_that() -> None:
+    script = running("a", "b")
+    for worker in (0, 1):
+        error = ("spark_elastic.errors.DataError: part-0 has changed", "train.py:7", "Traceback")
+        script.send(ev.WorkerRaised(worker, *error, kind="DataError"))
+    assert isinstance(script.error, TrainingFailedError)
+    assert isinstance(script.error, DataError)
+    assert "all 2 workers of the world raised" in str(script.error)
+
+
+def test_a_job_whose_workers_raise_of_different_things_is_of_no_special_kind() -> None:
+    script = running("a", "b")
+    for worker, kind in ((0, "DataError"), (1, "")):
+        script.send(ev.WorkerRaised(worker, f"error {kind}", "train.py:7", "Traceback", kind=kind))
+    assert type(script.error) is TrainingFailedError
 
 
 def test_a_fatal_exception_fails_the_job_at_once() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch.optim import lr_scheduler
 
 from spark_elastic.checkpoint.skeleton import StateDict
-from spark_elastic.worker.checks.resumed_settings import replaced_settings
+from spark_elastic.worker.checks.resumed_settings import dropped_objects, replaced_settings
 
 
 def make(make_scheduler: Any = None, **settings: Any) -> dict[str, Any]:
@@ -61,3 +61,10 @@ def test_with_a_scheduler_its_own_settings_and_the_first_learning_rate_count() -
 
 def test_what_the_checkpoint_does_not_know_is_left_out() -> None:
     assert replaced_settings(make(lambda optimizer: lr_scheduler.StepLR(optimizer, 5)), {}) == []
+
+
+def test_objects_that_a_checkpoint_knows_nothing_of_are_named_if_it_knows_their_attribute() -> None:
+    first, second = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+    there = {"models": {"a": StateDict(first.state_dict())}, "steps": [StateDict(first.state_dict())], "average": None}
+    live = {"models": {"a": first, "b": second}, "steps": [first], "average": second, "new": second}
+    assert dropped_objects(live, there) == ["state.models['b'], here Linear", "state.average, here Linear"]

@@ -90,6 +90,17 @@ def test_reports_carry_plain_numbers_and_the_step() -> None:
             state.report(loss=[1])
 
 
+def test_a_metric_named_step_is_left_out_with_a_warning() -> None:
+    with on_stage() as stage:
+        state = ObjectState()
+        stage.begin(state)
+        state.commit()
+        with pytest.warns(UserWarning, match="the number of commits is reported as step") as told:
+            state.report(step="3/8", loss=1.5)
+        assert stage.control.reported[-1] == Metrics({"step": 1, "loss": 1.5})
+    assert told[0].filename == __file__
+
+
 def test_reported_values_become_plain_numbers() -> None:
     import numpy
 

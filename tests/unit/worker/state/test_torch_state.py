@@ -81,6 +81,13 @@ def test_several_models_may_be_given_under_other_names() -> None:
     assert torch.equal(state.critic.weight, weight)
 
 
+def test_what_was_not_given_is_none() -> None:
+    state = TorchState(scheduler=None)
+    assert [state.model, state.optimizer, state.scheduler, state.loader] == [None] * 4
+    with pytest.raises(AttributeError, match="'TorchState' object has no attribute 'epoch'"):
+        _ = state.epoch
+
+
 def test_an_unknown_kind_of_commit_is_refused() -> None:
     with pytest.raises(ValueError, match="commit"):
         TorchState(commit="other")
