@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import numpy as np
+import torch
 from pyspark.ml.classification import ProbabilisticClassificationModel, ProbabilisticClassifier
 from pyspark.ml.evaluation import BinaryClassificationEvaluator, Evaluator, MulticlassClassificationEvaluator
 from pyspark.ml.linalg import DenseVector
@@ -15,18 +17,20 @@ from spark_elastic._json import Json
 from spark_elastic._saved_names import saved_as
 from spark_elastic.estimator.accessors import HasClassifierColsAccessors, TorchClassifierAccessors
 from spark_elastic.estimator.class_weights import count_classes, weights_of_classes
-from spark_elastic.estimator.converters import class_thresholds, class_weights, whole
-from spark_elastic.estimator.expectations import takes_probabilities
+from spark_elastic.estimator.converters import boolean, class_thresholds, class_weights, whole
+from spark_elastic.estimator.expectations import are_probabilities, with_graph
 from spark_elastic.estimator.frame import Facts
-from spark_elastic.estimator.layout import Layout
+from spark_elastic.estimator.layout import Layout, outputs_of
 from spark_elastic.estimator.model import ElasticModel, named_once
 from spark_elastic.estimator.objective import Loss
 from spark_elastic.estimator.params import param
 from spark_elastic.estimator.plan import DataPlan
+from spark_elastic.estimator.planning import own_randomness
 from spark_elastic.estimator.prediction import PredictionModel, Predictor
 from spark_elastic.estimator.row_checks import not_in_classes
 from spark_elastic.estimator.shapes import ClassificationLoss
 from spark_elastic.estimator.transform import Finish
+from spark_elastic.worker.checks.training_code import depth_of_user
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -40,6 +44,12 @@ class HasClassifierCols(HasProbabilityCol, HasThresholds, HasRawPredictionCol, H
 
     # The type of Spark's own Param does not allow None, which leaves it unset.
     thresholds = param("thresholds", HasThresholds.thresholds.doc, class_thresholds)  # type: ignore[assignment]
+
+    outputsAreProbabilities = param(
+        "outputsAreProbabilities",
+        "whether the network returns probabilities and not logits; by default the loss or the network's last step tells",
+        boolean,
+    )
 
 
 @saved_as("spark_elastic.estimator")
@@ -66,9 +76,15 @@ class TorchClassifier(Predictor, HasClassifierCols, TorchClassifierAccessors, Pr
         return weights_of_classes(wanted, classes, lambda: count_classes(self.value("labelCol"), data, classes))
 
     def _make_model(self, layout: Layout) -> TorchClassificationModel:
-        loss = self.value("loss")
-        is_probability = takes_probabilities(loss)
-        return TorchClassificationModel().describe(expected=self.value("numClasses"), is_probability=is_probability)
+        return TorchClassificationModel().describe(expected=self.value("numClasses"))
+
+    def _look_at_outputs(self, model: ElasticModel, sample: Mapping[str, torch.Tensor]) -> None:
+        assert model.model is not None
+        with own_randomness(0):
+            outputs = outputs_of(model.layout.call(with_graph(model.model), sample), model.layout)
+        cast("TorchClassificationModel", model)._take_for_probabilities(
+            outputs, self.value("loss") or self._default_loss()
+        )
 
 
 @saved_as("spark_elastic.estimator")
@@ -76,6 +92,23 @@ class TorchClassificationModel(PredictionModel, HasClassifierCols, Probabilistic
     """Adds the vectors ``rawPredictionCol`` and ``probabilityCol`` and the double ``predictionCol``; "" omits a column."""
 
     expected: int | None = None
+
+    def _take_for_probabilities(self, outputs: Sequence[torch.Tensor], loss: object = None) -> None:
+        """Find out whether the network's outputs are probabilities, from a few of them; warn if that is not clear."""
+        found = are_probabilities(outputs, loss)
+        self.is_probability = bool(found)
+        if found is None and self.value("outputsAreProbabilities") is None:
+            warnings.warn(
+                f"all outputs of {type(self.model).__name__} for {len(outputs[0])} rows are from 0 to 1, and they are taken for "
+                "logits, because it does not end in a sigmoid or softmax: set outputsAreProbabilities=True if they are "
+                "probabilities, else False",
+                stacklevel=depth_of_user(),
+            )
+
+    @property
+    def _gives_probabilities(self) -> bool:
+        given: bool | None = self.value("outputsAreProbabilities")
+        return self.is_probability if given is None else given
 
     @property
     def numClasses(self) -> int:
@@ -98,7 +131,7 @@ class TorchClassificationModel(PredictionModel, HasClassifierCols, Probabilistic
         return self._predict_vector(value, categories, "probability")
 
     def _predict_vector(self, value: object, categories: object, role: str) -> DenseVector | np.ndarray:
-        found, is_row = self._score(value, categories, Classes({role: role}, None, self.is_probability))
+        found, is_row = self._score(value, categories, Classes({role: role}, None, self._gives_probabilities))
         return DenseVector(found[0]) if is_row else found
 
     def _set(self, **params: Any) -> Self:
@@ -133,7 +166,7 @@ class TorchClassificationModel(PredictionModel, HasClassifierCols, Probabilistic
         roles = {self.value(f"{role}Col"): role for role in ("rawPrediction", "probability", "prediction")}
         thresholds = self.value("thresholds")
         self._check_length(thresholds)
-        return Classes({name: roles.get(name, "prediction") for name in outputs}, thresholds, self.is_probability)
+        return Classes({name: roles.get(name, "prediction") for name in outputs}, thresholds, self._gives_probabilities)
 
     def _metadata(self, name: str) -> dict[str, Json]:
         return self.label_metadata if name == self.value("predictionCol") else {}

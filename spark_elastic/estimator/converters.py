@@ -28,14 +28,16 @@ Converter = Callable[[object], T]
 Function = Callable[..., object]
 
 
-def whole(least: int) -> Converter[int]:
-    """Make a converter for whole numbers from ``least`` on."""
+def whole(least: int, most: int = 2**63 - 1) -> Converter[int]:
+    """Make a converter for whole numbers from ``least`` to ``most``."""
 
     def convert(value: object) -> int:
         if isinstance(value, bool) or not hasattr(value, "__int__") or isinstance(value, str) or int(value) != value:
             raise TypeError(f"must be a whole number, not {value!r}")
         if value < least:
             raise ValueError(f"must be a whole number from {least} on, not {value!r}")
+        if value > most:
+            raise ValueError(f"must be a whole number up to {most}, not {value!r}")
         return int(value)
 
     return convert
@@ -248,4 +250,8 @@ def module(value: object) -> torch.nn.Module:
                 f"must be an instance of torch.nn.Module, not the class {value.__name__}: write {value.__name__}(…)"
             )
         raise TypeError(f"must be a torch.nn.Module, not {value!r}")
+    if isinstance(value, torch.jit.ScriptModule):
+        raise TypeError(
+            "is a TorchScript module, which cannot be pickled: give the torch.nn.Module that it was made of"
+        )
     return value

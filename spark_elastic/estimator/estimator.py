@@ -28,7 +28,6 @@ from spark_elastic.estimator.accessors import TorchEstimatorAccessors
 from spark_elastic.estimator.batch_size import pick_batch_size, width_of
 from spark_elastic.estimator.converters import inputs, names, text
 from spark_elastic.estimator.dataset import FILES_A_WORKER, check_names, identity_of, written
-from spark_elastic.estimator.expectations import are_probabilities
 from spark_elastic.estimator.fitted import load_weights
 from spark_elastic.estimator.frame import (
     Facts,
@@ -130,7 +129,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
         recipe = plan_recipe(self, layout, self._default_loss())
         check_gpus(session.conf, wanted=bool(self.value("useGpu")), resources=plan_resources(self))
         sizes, shards = plan_sizes(self, session), plan_shards(self)
-        split = plan_split(self, self.value("validationIndicatorCol"), schema)
+        split = plan_split(self, self.value("validationIndicatorCol") or None, schema)
         made_up = made_up_batch(layout, schema)
         if made_up is not None:
             recipe = recipe.checked_on(made_up, labels_known=False)
@@ -292,7 +291,9 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
                 "sets them anew each time",
                 stacklevel=4,
             )
-        return model.describe(model=network.eval(), history=trained.history, run_id=run_id)
+        model.describe(model=network.eval(), history=trained.history, run_id=run_id)
+        self._look_at_outputs(model, sample)
+        return model
 
     def _untrained(self, recipe: Recipe, sample: Mapping[str, torch.Tensor]) -> ElasticModel:
         """Return the model with its Params and shapes, but without a network."""
@@ -302,11 +303,13 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
         shapes = {name: None if sample[name].is_nested else tuple(sample[name].shape[1:]) for name in layout.features}
         model = self._make_model(layout)
         self._copyValues(model).describe(layout=layout, shapes=shapes, widths=widths_of(outputs))
-        model.is_probability = model.is_probability or are_probabilities(outputs)
         # The estimator's useGpu says where to train; the model's own says where to score.
         model.clear(model.useGpu)
         model._resetUid(self.uid)  # Spark's own models have the uid of their estimator, too
         return model
+
+    def _look_at_outputs(self, model: ElasticModel, sample: Mapping[str, torch.Tensor]) -> None:
+        """Find out from the trained network's outputs for a few rows what the model has to know of them."""
 
     def _run(self, session: SparkSession, plan: TrainingPlan, sizes: Sizes, store: Store) -> Trained:
         """Train on the executors and return rank 0's result."""

@@ -5,13 +5,14 @@ Only torch's own losses and the classifier's default loss are known here. A user
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from spark_elastic.estimator.shapes import ClassificationLoss, name_of, shown_shape
+from spark_elastic.estimator.shapes import ClassificationLoss, name_of, shown_shape, unwrapped
 
 # Steps of a graph that move values without changing them, or only clamp them.
 _MOVING = re.compile(
@@ -62,6 +63,14 @@ _TAKE_LOGITS = frozenset(
 _TAKE_LOGARITHMS = frozenset({"NLLLoss", "nll_loss"})
 
 
+def with_graph(network: torch.nn.Module) -> torch.nn.Module:
+    """Return a copy on the CPU, in evaluation mode, whose outputs have a graph even if the network is frozen."""
+    network = copy.deepcopy(network).cpu().eval()
+    for parameter in network.parameters():
+        parameter.requires_grad_(parameter.is_floating_point())
+    return network
+
+
 def probabilities_by(output: torch.Tensor) -> str | None:
     """Return the last step of the network, "sigmoid" or "softmax"; None if it is neither.
 
@@ -73,24 +82,30 @@ def probabilities_by(output: torch.Tensor) -> str | None:
     return None if node is None else _ENDS.get(node.name())
 
 
-def are_probabilities(outputs: Sequence[torch.Tensor]) -> bool:
-    """Whether a classifier's only output consists of probabilities, of each class or of class 1.
+def are_probabilities(outputs: Sequence[torch.Tensor], loss: object = None) -> bool | None:
+    """Whether a classifier's only output consists of probabilities, of each class or of class 1; None if that is not clear.
 
-    For several classes, this is also so if all numbers are from 0 to 1 and each row adds up to 1.
+    The loss tells if it is one of torch's, else the network's last step. If that does not tell, several numbers that are from 0
+    to 1 and add up to 1 in different rows are probabilities; other numbers that are all from 0 to 1 may be.
     """
     if len(outputs) != 1:
         return False
     (output,) = outputs
-    made = probabilities_by(output)
-    if output[0].numel() == 1:
-        return made == "sigmoid"
+    if loss is not None and _name(loss, output) in _TAKE_LOGITS | _TAKE_LOGARITHMS:
+        return False
+    if takes_probabilities(loss) or probabilities_by(output) is not None:
+        return True
     values = output.detach().float().flatten(1)
-    return made == "softmax" or bool((values >= 0).all() and ((values.sum(1) - 1).abs() < _NARROW).all())
+    if not bool(((values >= 0) & (values <= 1)).all()):
+        return False
+    # Logits of a network whose last layer knows only a bias may add up to 1, but they are the same in all rows.
+    differ = bool((values != values[0]).any())
+    return True if differ and bool(((values.sum(1) - 1).abs() < _NARROW).all()) else None
 
 
 def takes_probabilities(loss: object) -> bool:
     """Whether this is torch's loss for a network that returns the probability of class 1."""
-    return isinstance(loss, torch.nn.BCELoss) or getattr(loss, "func", loss) is torch.nn.functional.binary_cross_entropy
+    return isinstance(loss, torch.nn.BCELoss) or unwrapped(loss) is torch.nn.functional.binary_cross_entropy
 
 
 def check_labels(loss: object, output: torch.Tensor, label: torch.Tensor, columns: str) -> None:
@@ -101,7 +116,8 @@ def check_labels(loss: object, output: torch.Tensor, label: torch.Tensor, column
     are_classes = isinstance(loss, ClassificationLoss) or not label.is_floating_point()
     if name in _TAKE_CLASSES and output.dim() > 1 and are_classes:
         classes = output.shape[1]
-        counted = label[label != getattr(loss, "ignore_index", -100)]
+        options = getattr(loss, "keywords", {})  # those of a partial
+        counted = label[label != options.get("ignore_index", getattr(loss, "ignore_index", -100))]
         if bool(((counted < 0) | (counted >= classes)).any()):
             raise ValueError(f"{found}; with {classes} outputs a row, {name} takes the classes 0 to {classes - 1}")
     elif (wanted := _LABELS.get(name)) is not None and not bool(wanted.hold(label).all()):
@@ -151,5 +167,6 @@ def _name(loss: object, output: torch.Tensor) -> str:
     """Return torch's name of a loss; empty if it is not torch's."""
     if isinstance(loss, ClassificationLoss):
         return "BCEWithLogitsLoss" if output.dim() == 1 else "CrossEntropyLoss"
+    loss = unwrapped(loss)
     named = loss if hasattr(loss, "__name__") else type(loss)
     return str(named.__name__) if (named.__module__ or "").startswith("torch.") else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from pyspark.ml import Model
 from pyspark.ml.functions import array_to_vector
 from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as f
 from pyspark.sql.types import ArrayType, DoubleType, StructField, StructType
 
 from spark_elastic._json import Json
@@ -206,9 +208,9 @@ class ElasticModel(Model, FitParams, MLReadable["ElasticModel"], MLWritable, Ela
 
         name: the function's name in SQL. spark: the session; by default the active one. The function takes the features in the
         order in which the Params name them, as numbers, arrays of numbers, or vectors. It returns the output if there is only
-        one, otherwise a struct of the outputs, with arrays for vectors. Raises ``ValueError`` without a network, or with one
-        from elsewhere that has not transformed a DataFrame yet. If rows with vectors come straight from Parquet, Spark 4.2 and
-        4.3 need the setting ``spark.sql.execution.arrow.pythonUDF.columnarInput.enabled=false``.
+        one, otherwise a struct of the outputs, with arrays for vectors; NaN is null there. Raises ``ValueError`` without a
+        network, or with one from elsewhere that has not transformed a DataFrame yet. If rows with vectors come straight from
+        Parquet, Spark 4.2 and 4.3 need the setting ``spark.sql.execution.arrow.pythonUDF.columnarInput.enabled=false``.
         """
         session = spark or SparkSession.getActiveSession()
         if session is None:
@@ -229,6 +231,9 @@ class ElasticModel(Model, FitParams, MLReadable["ElasticModel"], MLWritable, Ela
         """
         export_network(self._known_network(), self.layout, self.shapes, os.fspath(path), rows)
 
+    def _take_for_probabilities(self, outputs: Sequence[torch.Tensor], loss: object = None) -> None:
+        """Find out whether outputs are probabilities, which only a classifier's model has to know."""
+
     def _known_network(self) -> torch.nn.Module:
         """Return the network. Raises ValueError if there is none, or if the shapes of its features are not known."""
         if self.model is None:
@@ -241,8 +246,14 @@ class ElasticModel(Model, FitParams, MLReadable["ElasticModel"], MLWritable, Ela
         return self.model
 
     def _output(self, name: str, width: int) -> Column:
-        value = column(_STRUCT)[name]
-        return (array_to_vector(value) if width else value).alias(name, metadata=self._metadata(name))
+        # Pandas knows no difference between NaN and null, and a network returns no null.
+        value, nan = column(_STRUCT)[name], f.lit(math.nan)
+        if width:
+            filled = f.transform(value, lambda number: f.coalesce(number, nan))
+            value = array_to_vector(f.when(f.exists(value, lambda number: number.isNull()), filled).otherwise(value))
+        else:
+            value = f.coalesce(value, nan)
+        return value.alias(name, metadata=self._metadata(name))
 
     def _prediction_udf(self, session: SparkSession, outputs: Mapping[str, int]) -> PredictionUdf:
         """Return the UDF, which is made once for a set of outputs, so that executors keep their network for several queries."""

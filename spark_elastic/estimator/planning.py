@@ -196,7 +196,7 @@ def plan_recipe(params: Parameterized, layout: Layout, default_loss: object) -> 
 
 def plan_split(params: Parameterized, indicator: str | None, schema: StructType) -> Split:
     """Return how rows are split for validation. Raises ValueError if the Params contradict each other."""
-    stratify = params.value("stratifyCol")
+    stratify = params.value("stratifyCol") or None
     split = Split(params.value("validationFraction"), indicator, params.value("seed"), stratify)
     if split.fraction and split.indicator:
         raise ValueError(f"give validationFraction={split.fraction} or validationIndicatorCol={indicator!r}, not both")
@@ -426,8 +426,8 @@ def _objective(params: Parameterized, layout: Layout, loss: object) -> Objective
             )
         return None
     for name in metrics:
-        if name in OWN_NUMBERS:
-            raise ValueError(f"metrics: {name!r} is a number of the history's own; give the metric another name")
+        if name in OWN_NUMBERS or name.startswith("val_"):
+            raise ValueError(f"metrics: {name!r} is a name of the history's own; give the metric another name")
     if not layout.labels:
         raise ValueError("give labelCols: the loss needs labels")
     losses = tuple(loss) if isinstance(loss, (list, tuple)) else (loss,)

@@ -135,7 +135,12 @@ class PredictionModel(ElasticModel, HasPredictorCols):
         return {name: found[:, place] for place, name in enumerate(names)}
 
     def evaluate(self, dataset: DataFrame) -> dict[str, float]:
-        """Return the usual metrics for a DataFrame with labels, under the names of Spark's evaluators."""
+        """Return the usual metrics for a DataFrame with labels, under the names of Spark's evaluators.
+
+        Raises ``ValueError`` without a ``predictionCol``.
+        """
+        if not self.value("predictionCol"):
+            raise ValueError('predictionCol="" leaves out the predictions, of which evaluate computes its metrics')
         label = self.value("labelCol")
         if label in dataset.columns and isinstance(dataset.schema[label].dataType, BooleanType):
             dataset = dataset.withColumn(

@@ -37,6 +37,7 @@ FREE = frozenset(
         "minNp",
         "numProc",
         "outputCols",
+        "outputsAreProbabilities",
         "predictionCol",
         "probabilityCol",
         "rawPredictionCol",

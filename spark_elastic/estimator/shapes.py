@@ -1,6 +1,8 @@
-"""Makes outputs and labels fit: drops a trailing 1, makes classes int64, and gives other labels the output's dtype."""
+"""Makes outputs and labels fit: drops trailing ones, makes classes int64, and gives other labels the output's dtype."""
 
 from __future__ import annotations
+
+import functools
 
 import torch
 from torch import nn
@@ -42,16 +44,24 @@ class ClassificationLoss:
         return functional.cross_entropy(output, label.long(), reduction=self.reduction, ignore_index=_NEVER)
 
 
+def unwrapped(loss: object) -> object:
+    """Return the function of a ``functools.partial``, and anything else as it is."""
+    while isinstance(loss, functools.partial):
+        loss = loss.func
+    return loss
+
+
 def takes_classes(loss: object) -> bool:
     """Whether a loss takes class indexes as labels."""
+    loss = unwrapped(loss)
     return isinstance(loss, _CLASS_INDEX) or getattr(loss, "__name__", "") in _CLASS_INDEX_NAMES
 
 
 def meet(output: torch.Tensor, label: torch.Tensor, loss: object) -> tuple[torch.Tensor, torch.Tensor]:
     """Return output and label in the shapes and dtypes that ``loss`` takes.
 
-    output: [rows, …]; label: [rows] or [rows, …]. Half precision becomes float32. For losses other than torch's, only a trailing
-    1 is dropped. Raises ValueError for shapes that do not fit, some of which torch would broadcast.
+    output: [rows, …]; label: [rows] or [rows, …]. Half precision becomes float32. For losses other than torch's, only trailing
+    ones are dropped. Raises ValueError for shapes that do not fit, some of which torch would broadcast.
     """
     if output.dtype in (torch.float16, torch.bfloat16):
         output = output.float()
@@ -65,11 +75,12 @@ def meet(output: torch.Tensor, label: torch.Tensor, loss: object) -> tuple[torch
         if label.dim() > 1 and label.is_floating_point() and bool((found := label % 1 != 0).any()):
             raise ValueError(f"{name_of(loss)} takes class indexes, and a label is {float(label[found][0]):g}")
         return output, label.long()
-    if output.dim() == label.dim() + 1 and output.shape[-1] == 1:
+    while output.dim() > label.dim() and output.shape[-1] == 1:
         output = output.squeeze(-1)
-    elif label.dim() == output.dim() + 1 and label.shape[-1] == 1:
+    while label.dim() > output.dim() and label.shape[-1] == 1:
         label = label.squeeze(-1)
-    if isinstance(loss, _ELEMENTWISE) or getattr(loss, "__name__", "") in _ELEMENTWISE_NAMES:
+    known = unwrapped(loss)
+    if isinstance(known, _ELEMENTWISE) or getattr(known, "__name__", "") in _ELEMENTWISE_NAMES:
         if output.shape != label.shape:
             raise ValueError(_misfit(output, label, loss, "output and label of one shape"))
         label = label.to(output.dtype)
@@ -78,6 +89,7 @@ def meet(output: torch.Tensor, label: torch.Tensor, loss: object) -> tuple[torch
 
 def name_of(named: object) -> str:
     """Return the usual name of a loss, a metric or a scheduler, for messages."""
+    named = unwrapped(named)
     return str(getattr(named, "__name__", type(named).__name__))
 
 

@@ -5,6 +5,7 @@ SQL does not know the model's columns, so each task inspects the values that arr
 
 from __future__ import annotations
 
+import decimal
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -97,6 +98,8 @@ def _list(value: object, name: str, width: int | None, row: Callable[[], str]) -
     if value is None:
         raise DataError(f"column {name!r} is null in {row()}; fill such values or drop the rows")
     found = np.frombuffer(value, np.uint8).astype(np.int16) if isinstance(value, bytes) else np.asarray(value)
+    if found.dtype.kind == "O" and all(isinstance(each, decimal.Decimal) for each in found):
+        found = found.astype(np.float64)
     if found.dtype.kind not in "iufb":
         raise TypeError(f"the model takes an array of numbers or a vector for {name!r}, not {_kind(value)}")
     if width is not None and len(found) != width:

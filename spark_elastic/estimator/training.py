@@ -152,7 +152,7 @@ class Trainer:
         if state.callbacks_given != self.plan.callbacks_given:  # the run continues with other callbacks
             state.callbacks, state.callbacks_given = self.plan.callbacks, self.plan.callbacks_given
         if state.epoch == 0 and state.step == 0:
-            torch.manual_seed(self.plan.seed * 1009 + se.rank())  # dropout masks differ between ranks
+            torch.manual_seed((self.plan.seed * 1009 + se.rank()) % 2**63)  # dropout masks differ between ranks
         self.callbacks.begin(state)
         # A callback stops training only for the number of epochs requested at the time: a fit that requests more continues.
         while max(state.epoch, state.stopped) < self.plan.epochs:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -12,7 +11,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql.types import ArrayType, BinaryType, IntegralType
 
-from spark_elastic.estimator.expectations import are_probabilities
+from spark_elastic.estimator.expectations import with_graph
 from spark_elastic.estimator.frame import as_list, check_columns, row_shape
 from spark_elastic.estimator.layout import Layout, outputs_of
 from spark_elastic.estimator.planning import own_randomness
@@ -23,22 +22,19 @@ if TYPE_CHECKING:
 
 
 def learn(model: ElasticModel, layout: Layout, frame: DataFrame) -> None:
-    """Set a model's layout, shapes and widths by calling its network on zeros in the shapes of the DataFrame's features.
+    """Set a model's layout, shapes and widths by calling its network on a few rows of the shapes of the DataFrame's features.
 
     Reads a few rows if the schema does not say how long lists are. Raises ValueError if the network cannot be called.
     """
     assert model.model is not None
     check_columns(frame.schema, layout.features, "features")
     sizes = _sizes(frame, layout.features)
-    batch = {name: _zeros(frame, name, sizes[name]) for name in layout.features}
     with own_randomness(0):
-        network = copy.deepcopy(model.model).cpu().eval()
-        for parameter in network.parameters():  # a frozen network has no graph that shows its last step
-            parameter.requires_grad_(parameter.is_floating_point())
-        outputs, layout, _ = try_layouts(network, layout, batch)
+        batch = {name: _made_up(frame, name, sizes[name]) for name in layout.features}
+        outputs, layout, _ = try_layouts(with_graph(model.model), layout, batch)
     shapes = {name: None if values.is_nested else tuple(values.shape[1:]) for name, values in batch.items()}
     found = outputs_of(outputs, layout)
-    model.describe(layout=layout, shapes=shapes, widths=widths_of(found), is_probability=are_probabilities(found))
+    model.describe(layout=layout, shapes=shapes, widths=widths_of(found))._take_for_probabilities(found)
 
 
 def _sizes(frame: DataFrame, names: Sequence[str]) -> dict[str, list[int]]:
@@ -61,11 +57,12 @@ def _sizes(frame: DataFrame, names: Sequence[str]) -> dict[str, list[int]]:
     return found
 
 
-def _zeros(frame: DataFrame, name: str, sizes: Sequence[int]) -> torch.Tensor:
+def _made_up(frame: DataFrame, name: str, sizes: Sequence[int]) -> torch.Tensor:
+    """Return rows of numbers below 1, which no network takes for an index of many, and zeros in columns of whole numbers."""
     kind = frame.schema[name].dataType
     is_whole = isinstance(kind.elementType if isinstance(kind, ArrayType) else kind, (IntegralType, BinaryType))
     dtype = torch.int64 if is_whole else torch.float32
     if len(set(sizes)) <= 1:
-        return torch.zeros((ROWS, *sizes[:1]), dtype=dtype)
-    rows = [torch.zeros(size, dtype=dtype) for size in itertools.islice(itertools.cycle(sizes), ROWS)]
+        return torch.rand((ROWS, *sizes[:1])).to(dtype)
+    rows = [torch.rand(size).to(dtype) for size in itertools.islice(itertools.cycle(sizes), ROWS)]
     return torch.nested.nested_tensor(rows, layout=torch.jagged)

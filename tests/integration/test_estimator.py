@@ -19,7 +19,14 @@ from pyspark.ml.linalg import Vectors
 from pyspark.sql import functions as f
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from spark_elastic.estimator import EarlyStopping, Store, TensorBoard, TorchEstimator, TorchModel
+from spark_elastic.estimator import (
+    EarlyStopping,
+    Store,
+    TensorBoard,
+    TorchClassificationModel,
+    TorchEstimator,
+    TorchModel,
+)
 from spark_elastic.loggers import TensorBoardLogger
 from spark_elastic.testing import inject, kill, kill_executor
 
@@ -223,6 +230,26 @@ def test_a_learning_rate_is_found_and_leaves_only_the_data(frame: Any, tmp_path:
     assert 1e-4 < found.suggestion < 10
     assert store.runs() == []
     assert len(store.files.names(store.data_url)) == 1
+
+
+def test_nan_that_a_network_returns_stays_nan_as_with_sparks_own_models(spark: Any) -> None:
+    frame = spark.createDataFrame([(1.0,), (-1.0,)], ["x"])
+    numbers = TorchModel(model=networks.Logarithm(), featureCols=["x"], outputCols=["y"]).transform(frame).collect()
+    assert (numbers[0].y, np.isnan(numbers[1].y)) == (0.0, True)
+    vectors = TorchModel(model=networks.Logarithm(2), featureCols=["x"], outputCols=["y"]).transform(frame).collect()
+    np.testing.assert_array_equal([row.y.toArray() for row in vectors], [[0, 0], [np.nan, np.nan]])
+
+
+def test_probabilities_that_no_sigmoid_shows_are_taken_for_what_the_param_says(spark: Any) -> None:
+    rows = [(Vectors.dense(-2.0), 0.0), (Vectors.dense(-1.0), 0.0), (Vectors.dense(3.0), 1.0)]
+    frame = spark.createDataFrame(rows, ["features", "label"])
+    model = TorchClassificationModel(model=networks.SigmoidByHand())
+    with pytest.warns(UserWarning, match="set outputsAreProbabilities=True") as told:
+        model.transform(frame)
+    assert told[0].filename == __file__
+    assert model.setOutputsAreProbabilities(True).evaluate(frame)["accuracy"] == 1.0
+    probability = model.transform(frame).first().probability.toArray()
+    np.testing.assert_allclose(probability, [0.8807971, 0.1192029], rtol=1e-5)
 
 
 def test_each_byte_of_a_binary_column_is_a_number(spark: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import networks
@@ -13,14 +14,14 @@ from torch import nn
 
 from spark_elastic.errors import DataError
 from spark_elastic.estimator import TorchClassificationModel, TorchClassifier, TorchEstimator
-from spark_elastic.estimator.expectations import are_probabilities, probabilities_by
+from spark_elastic.estimator.expectations import are_probabilities, check_labels, probabilities_by
 from spark_elastic.estimator.layout import Input, Layout
 from spark_elastic.estimator.model import named_once
 from spark_elastic.estimator.objective import Objective
 from spark_elastic.estimator.planning import Recipe, plan_recipe
 from spark_elastic.estimator.preflight import with_extremes
 from spark_elastic.estimator.row_checks import check_whole
-from spark_elastic.estimator.shapes import meet
+from spark_elastic.estimator.shapes import ClassificationLoss, meet
 
 SCHEMA = StructType([StructField(name, DoubleType()) for name in ("x", "label", "other")])
 BATCH = {
@@ -247,6 +248,7 @@ def test_parameters_without_a_gradient_are_found_unless_they_are_frozen() -> Non
             {"model": nn.Linear},
             r"model: must be an instance of torch.nn.Module, not the class Linear: write Linear\(…\)",
         ),
+        ({"model": torch.jit.script(nn.Linear(1, 1))}, "model: is a TorchScript module, which cannot be pickled"),
         (
             {"scheduler": torch.optim.lr_scheduler.StepLR(torch.optim.SGD([nn.Parameter(torch.ones(1))]), 1)},
             "scheduler: must be callable.* give the class StepLR",
@@ -263,7 +265,7 @@ def test_a_class_in_place_of_an_object_or_the_other_way_round_is_named(params: d
     [
         ([nn.Sigmoid()], 1, "sigmoid", True),
         ([nn.Sigmoid(), nn.Flatten(0)], 1, "sigmoid", True),
-        ([nn.Sigmoid()], 3, "sigmoid", False),
+        ([nn.Sigmoid()], 3, "sigmoid", True),
         ([nn.Softmax(1)], 3, "softmax", True),
         ([nn.LogSoftmax(1)], 3, None, False),
         ([nn.Softmax(1), nn.Linear(3, 2)], 3, None, False),
@@ -272,8 +274,8 @@ def test_a_class_in_place_of_an_object_or_the_other_way_round_is_named(params: d
 def test_probabilities_are_known_by_the_last_step(
     last: list[nn.Module], outputs: int, found: str | None, both: bool
 ) -> None:
-    output = ending(*last, outputs=outputs)(torch.ones(5, 1))
-    assert (probabilities_by(output), are_probabilities([output])) == (found, both)
+    output = ending(*last, outputs=outputs)(torch.linspace(-3, 3, 5).unsqueeze(1))
+    assert (probabilities_by(output), bool(are_probabilities([output]))) == (found, both)
 
 
 def test_probabilities_are_known_where_they_are_put_together_or_kept_from_0_and_1() -> None:
@@ -285,12 +287,32 @@ def test_probabilities_are_known_where_they_are_put_together_or_kept_from_0_and_
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x.sigmoid().clamp(1e-6, 1 - 1e-6)
 
-    assert are_probabilities([ending(Both(), outputs=1)(torch.ones(5, 1))])
-    assert are_probabilities([ending(Kept(), outputs=1)(torch.ones(5, 1))])
-    assert not are_probabilities([ending(outputs=2)(torch.ones(5, 1))])
-    given = classifier(ending(nn.Identity(), outputs=1), loss=nn.functional.binary_cross_entropy)
-    made = given._make_model(given._layout(SCHEMA))
-    assert made.is_probability
+    rows = torch.linspace(-3, 3, 5).unsqueeze(1)
+    assert are_probabilities([ending(Both(), outputs=1)(rows)])
+    assert are_probabilities([ending(Kept(), outputs=1)(rows)])
+    assert not are_probabilities([ending(outputs=2)(torch.ones(5, 1) * 9)])
+
+
+def test_the_loss_tells_whether_outputs_are_probabilities_if_it_is_one_of_torchs() -> None:
+    even = torch.tensor([[0.7, 0.3], [0.6, 0.4]])
+    assert are_probabilities([even])
+    for loss in (ClassificationLoss(), nn.CrossEntropyLoss(), partial(nn.functional.cross_entropy), nn.NLLLoss()):
+        assert are_probabilities([even], loss) is False
+    for loss in (nn.BCELoss(), partial(nn.functional.binary_cross_entropy)):
+        assert are_probabilities([torch.tensor([[1.5], [-3.0]])], loss)
+
+
+def test_where_it_is_not_clear_whether_outputs_are_probabilities_nobody_guesses() -> None:
+    """A last layer that knows only a bias makes equal rows, and an average of sigmoids is no sigmoid."""
+    assert are_probabilities([torch.tensor([[0.7, 0.3]] * 3)]) is None
+    assert are_probabilities([torch.tensor([[0.7], [0.2]])]) is None
+    model = TorchClassificationModel(model=ending(outputs=1))
+    with pytest.warns(UserWarning, match="they are taken for logits, .*: set outputsAreProbabilities=True"):
+        model._take_for_probabilities([torch.tensor([[0.7], [0.2]])])
+    assert not model._gives_probabilities
+    model.set(model.outputsAreProbabilities, True)
+    model._take_for_probabilities([torch.tensor([[0.7], [0.2]])])
+    assert model._gives_probabilities
 
 
 def test_a_metric_may_return_a_number_for_each_row_which_weights_weigh() -> None:
@@ -301,10 +323,10 @@ def test_a_metric_may_return_a_number_for_each_row_which_weights_weigh() -> None
     assert objective.measure(layout, pairs, torch.tensor([3.0, 1.0])) == {"gap": 1.5}  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["loss", "rows", "val_loss"])
+@pytest.mark.parametrize("name", ["loss", "rows", "val_loss", "val_gap"])
 def test_a_metric_does_not_take_the_place_of_a_number_of_the_historys_own(name: str) -> None:
     given = estimator(ending(outputs=1), nn.MSELoss(), metrics={name: lambda output, label: 0.0})
-    with pytest.raises(ValueError, match=f"metrics: '{name}' is a number of the history's own"):
+    with pytest.raises(ValueError, match=f"metrics: '{name}' is a name of the history's own"):
         recipe(given)
 
 
@@ -339,7 +361,27 @@ def test_a_sigmoid_under_a_loss_of_ones_own_is_a_probability_and_no_logit() -> N
     network = ending(nn.Sigmoid(), outputs=1)
     given = classifier(network, loss=nn.functional.binary_cross_entropy)
     model = given._untrained(recipe(given), {"x": BATCH["x"]}).describe(model=network)
+    given._look_at_outputs(model, {"x": BATCH["x"]})
     assert isinstance(model, TorchClassificationModel)
     probability = network(BATCH["x"].unsqueeze(1)).detach().numpy()
     np.testing.assert_allclose(model.predictProbability(BATCH["x"].numpy())[:, 1:], probability, rtol=1e-6)
     assert list(model.predict(BATCH["x"].numpy())) == list((probability[:, 0] > 0.5).astype(float))
+
+
+def test_all_trailing_ones_are_dropped_which_would_be_broadcast_to_rows_times_rows() -> None:
+    def own(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        return (output - label).square().mean()
+
+    output, label = meet(torch.ones(5, 1, 1), torch.zeros(5), own)
+    assert output.shape == label.shape == (5,)
+    output, label = meet(torch.ones(5), torch.zeros(5, 1, 1), own)
+    assert output.shape == label.shape == (5,)
+
+
+def test_a_partial_of_a_loss_of_torchs_gets_the_labels_that_the_loss_takes() -> None:
+    smooth = partial(nn.functional.cross_entropy, label_smoothing=0.1)
+    assert meet(torch.zeros(3, 2), torch.tensor([0.0, 1.0, 1.0]), smooth)[1].dtype == torch.int64
+    weighted = partial(nn.functional.binary_cross_entropy_with_logits, pos_weight=torch.tensor(2.0))
+    assert meet(torch.zeros(3), torch.tensor([0, 1, 1]), weighted)[1].dtype == torch.float32
+    with pytest.raises(ValueError, match="cross_entropy takes the classes 0 to 1"):
+        check_labels(smooth, torch.zeros(3, 2), torch.tensor([0, 1, 2]), "y")

@@ -135,6 +135,19 @@ def test_stages_have_what_sparks_own_tests_ask_of_params(kind: Any) -> None:
 
 
 ONE_CYCLE = torch.optim.lr_scheduler.OneCycleLR
+
+
+def test_a_seed_may_be_as_large_as_spark_can_store_it_and_no_larger() -> None:
+    assert TorchEstimator(seed=2**63 - 1).getSeed() == 2**63 - 1
+    with pytest.raises(ValueError, match="seed: must be a whole number up to 9223372036854775807"):
+        TorchEstimator(seed=2**63)
+
+
+def test_an_empty_name_leaves_out_a_column_that_may_be_left_out() -> None:
+    estimator = TorchEstimator(validationIndicatorCol="", stratifyCol="")
+    assert not plan_split(estimator, estimator.value("validationIndicatorCol") or None, SCHEMA).is_wanted
+
+
 SETTINGS = {
     "model": torch.nn.Linear(1, 1), "modelFn": torch.nn.Linear, "modelParams": {"in_features": 1}, "optimizer": torch.optim.SGD,
     "optimizerParams": {"momentum": 0.5}, "learningRate": 0.5, "loss": torch.nn.L1Loss(), "stratifyCol": "n",
@@ -143,7 +156,7 @@ SETTINGS = {
     "inputs": {"x": ["x", "n"], "code": [["n"], "int64"]},
     "labelCols": ["y"], "outputCols": ["score"], "weightCol": "n", "validationIndicatorCol": "n", "featuresCol": "f",
     "labelCol": "l", "predictionCol": "p", "rawPredictionCol": "r", "probabilityCol": "pr", "thresholds": [0.4, 0.6],
-    "numClasses": 3, "classWeights": [1.0, 0.0, 2.5],
+    "numClasses": 3, "outputsAreProbabilities": True, "classWeights": [1.0, 0.0, 2.5],
     "batchSize": 7, "globalBatchSize": 8, "deterministic": True, "shards": 4, "balance": "auto", "valBatchSize": 9,
     "replaceSlow": 0.1, "adaptiveNp": False, "transformBatchSize": 10, "epochs": 11,
     "stepsPerEpoch": 12, "validationFraction": 0.25, "minNp": 2, "numProc": 3, "maxNp": 4, "resetLimit": 5, "startTimeout": 1.5,

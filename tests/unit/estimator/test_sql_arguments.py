@@ -52,6 +52,10 @@ def test_vectors_dense_and_sparse_become_arrays() -> None:
     assert taken({"x": (3,)}, VECTORS) == [[[1.0, 2.0, 3.0], [4.0, 0.0, 5.0]]]
 
 
+def test_an_array_of_decimals_is_one_of_numbers() -> None:
+    assert taken({"x": (2,)}, lists([Decimal("1.5"), Decimal(2)])) == [[[1.5, 2.0]]]
+
+
 def test_numbers_arrays_and_bytes_arrive_as_transform_gives_them() -> None:
     numbers, decimals = pd.Series([1, 2]), pd.Series([Decimal("1.5"), None], dtype=object)
     found = taken(
