@@ -164,7 +164,7 @@ def check_local(gpus: Sequence[str], cores: int) -> Diagnosis:
 
 def check_torch() -> Diagnosis:
     """Check the version of torch."""
-    return _package("torch", (2, 7), (3,), "pip install 'torch>=2.7'")
+    return _package("torch", (2, 8), (3,), "pip install 'torch>=2.8'")
 
 
 def check_java(spark: Version | None) -> Diagnosis:

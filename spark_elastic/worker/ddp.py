@@ -36,9 +36,7 @@ from spark_elastic.worker.weighting import Boundary, weighting
 from spark_elastic.worker.world import World
 
 _Torchs = nn.parallel.DistributedDataParallel
-# Torch 2.6 always broadcasts the parameters, although they are already equal: some milliseconds per megabyte in each reset.
 _ARGUMENTS = inspect.signature(_Torchs.__init__).parameters
-_NO_SYNC: dict[str, Any] = {"init_sync": False} if "init_sync" in _ARGUMENTS else {}
 # Attributes of torch's wrapper that this one lacks, and why.
 _MISSING = {
     "join": "the loaders of a State give all ranks equally many batches, some of weight 0 where rows are short",
@@ -406,7 +404,7 @@ class DistributedDataParallel(nn.Module):
         ids = [device] if device.type == "cuda" else None
         if ids is not None and self._world is not None and not self._world.group.runs_ahead:
             warn_of_early_gradients()
-        ddp = _Inner(self.module, device_ids=ids, **_NO_SYNC, **self._ddp_kwargs)
+        ddp = _Inner(self.module, device_ids=ids, init_sync=False, **self._ddp_kwargs)
         if self._comm_hook is not None:
             self._comm_hook.register(ddp)
         self._keep(_ddp=ddp)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import decimal
+import hashlib
 import math
 from typing import Any
 
@@ -11,11 +12,15 @@ import numpy
 import torch
 
 import spark_elastic
+from spark_elastic.checkpoint.skeleton import map_tree
 from spark_elastic.estimator import EarlyStopping, Store
 
 SEED = 11
-# With how many threads the kept files were computed: their last bits depend on it.
+# With how many threads the kept files were computed: their last bits depend on it, and on the release of torch.
 THREADS = 2
+# What ``digest`` returns for the weights and the state of the optimizer in the kept files.
+MODEL = "051709345a0131450095fd9547b226a9f8227ca921efb33e7de667f7efa6422d"
+OPTIMIZER = "74cc8456a64d2f7df78fc85953e64bf9ac6330348116a7310261f47d9f60fd5e"
 
 
 def network() -> torch.nn.Module:
@@ -39,6 +44,12 @@ def trained(steps: int = 3) -> Any:
         scheduler.step()
     torch.set_num_threads(threads)
     return state
+
+
+def digest(content: Any) -> str:
+    """Return a text that is equal for equal bits in a tree of dicts, lists and tensors."""
+    plain = map_tree(lambda value: value.tolist() if isinstance(value, torch.Tensor) else value, content)
+    return hashlib.sha256(repr(plain).encode()).hexdigest()
 
 
 def plain() -> dict[str, Any]:

@@ -54,7 +54,7 @@ def test_keywords_stay_keywords_and_whole_numbers_are_given_as_rows(tmp_path: Pa
         layout=Layout(inputs), shapes={"a": (), "b": (), "c": ()}, widths=[0, 3]
     )
     with pytest.raises(
-        ValueError, match=r"TwoHeads cannot be exported with these columns: .* are to be given as rows="
+        ValueError, match=r"(?s)TwoHeads cannot be exported with these columns: .* are to be given as rows="
     ):
         model.export(tmp_path / "network.pt2")
     given = {"a": torch.rand(5), "b": torch.rand(5), "c": torch.arange(5) % 3}
