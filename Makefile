@@ -14,7 +14,7 @@ TEST_PROCESSES ?= 2
 # Where Python writes no bytecode, each of the thousands of processes that tests start compiles the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup environments demo browser test unit test-clusters wheel-test docs schedules simulate fuzz chaos bits memory gpu lint bench java clean
+.PHONY: setup environments demo browser test unit test-clusters wheel-test docs pages schedules simulate fuzz chaos bits memory gpu lint bench java clean
 
 setup: $(VENV)/.installed
 
@@ -66,6 +66,13 @@ wheel-test: java setup
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	$(BIN)/python docs/check_search.py site
+
+# Whatever is generated from the code. Tests compare it.
+pages: setup
+	$(BIN)/python docs/make_accessors.py > accessors.new && mv accessors.new spark_elastic/estimator/accessors.py
+	$(BIN)/python docs/make_reference.py > reference.new && mv reference.new docs/reference.md
+	$(BIN)/python -m spark_elastic.timeline.schema > events.new && mv events.new docs/events.md
+	$(BIN)/python docs/make_pictures.py
 
 # Long runs of the randomized schedules: SEED=… for others, JOBS=… for more.
 schedules: setup

@@ -198,6 +198,8 @@ def _shown(default: Any) -> str:
         return "–"
     if isinstance(default, str):
         return f'`"{default}"`'
+    if callable(default):
+        return f"`{default.__qualname__}`"
     return f"`{default:g}`" if isinstance(default, float) else f"`{default}`"
 
 

@@ -18,6 +18,7 @@ import cloudpickle
 
 from spark_elastic.cli.script import find_target
 from spark_elastic.launchers.java import starting_spark
+from spark_elastic.worker.backends import BACKENDS
 
 # The arguments of ``spark_elastic.run`` that are also options of this command: the type of each, and its help.
 _SETTINGS: dict[str, tuple[type, str]] = {
@@ -48,7 +49,7 @@ _SETTINGS: dict[str, tuple[type, str]] = {
         "a fraction, such as 0.1: a worker that computes rows at less than this fraction of the others' median speed leaves at "
         "the next commit (default: no worker leaves for being slow)",
     ),
-    "backend": (str, "gloo or nccl (default: nccl if every worker has a GPU of its own, else gloo)"),
+    "backend": (str, f"{' or '.join(BACKENDS)} (default: nccl if every worker has a GPU of its own, else gloo)"),
     "network_interface": (
         str,
         "the interface that workers use among themselves (default: the one that reaches the driver)",

@@ -9,9 +9,9 @@ from contextlib import ExitStack
 
 from spark_elastic import testing
 from spark_elastic.driver.discovery import HostDiscovery
+from spark_elastic.driver.driver_place import SIGNAL_SECONDS, CheckpointWish, begin_job
 from spark_elastic.driver.event_log import EventLog
 from spark_elastic.driver.output import OutputPrinter
-from spark_elastic.driver.places import SIGNAL_SECONDS, CheckpointWish, begin_job
 from spark_elastic.driver.service import SparkDriverService
 from spark_elastic.driver.settings import JobSettings
 from spark_elastic.errors import JobCancelledError, SparkElasticError

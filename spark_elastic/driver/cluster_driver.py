@@ -22,10 +22,10 @@ import msgspec
 
 from spark_elastic import testing
 from spark_elastic._exhaustive import assert_never
+from spark_elastic.driver.driver_place import SIGNAL_SECONDS, CheckpointWish
 from spark_elastic.driver.event_log import EventLog
 from spark_elastic.driver.meeting import EndMeeting, OpenMeeting, read_addresses
 from spark_elastic.driver.output import OutputPrinter
-from spark_elastic.driver.places import SIGNAL_SECONDS, CheckpointWish
 from spark_elastic.driver.post import Addresses, FetchLetters, Letter, read_letters
 from spark_elastic.driver.settings import JobSettings
 from spark_elastic.driver.slot_driver import (

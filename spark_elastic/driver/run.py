@@ -20,10 +20,10 @@ from spark_elastic.checkpoint.naming import INTERVAL, KEPT
 from spark_elastic.driver.client_driver import ClientDriver
 from spark_elastic.driver.cluster_driver import ClusterDriver
 from spark_elastic.driver.display import ProgressDisplay
+from spark_elastic.driver.driver_place import CheckpointWish, DriverPlace
 from spark_elastic.driver.event_log import EventLog
 from spark_elastic.driver.logger_feed import LoggerFeed
 from spark_elastic.driver.output import OutputPrinter
-from spark_elastic.driver.places import CheckpointWish, DriverPlace
 from spark_elastic.driver.settings import JobSettings
 from spark_elastic.errors import SparkElasticError
 from spark_elastic.launchers import LAUNCHERS

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import cloudpickle
 import msgspec
 
+from spark_elastic.driver.driver_place import CheckpointWish, begin_job
 from spark_elastic.driver.event_log import EventLog
 from spark_elastic.driver.meeting import own_addresses
 from spark_elastic.driver.output import OutputPrinter
-from spark_elastic.driver.places import CheckpointWish, begin_job
 from spark_elastic.driver.post import Addresses, Letter, PostOffice, Put, visit
 from spark_elastic.driver.service import SparkDriverService
 from spark_elastic.driver.settings import JobSettings

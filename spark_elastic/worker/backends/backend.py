@@ -21,6 +21,7 @@ class Backend(Protocol):
     """Makes the groups of one generation: that of all ranks, and those of ``new_group`` in user code.
 
     ``build`` and ``subgroup`` may hang with a peer; ``abort`` may be called from any thread, at any time, and does not block.
+    That a peer is gone, or silent, is noticed on the connections of Gloo's group, which every world has besides.
     """
 
     # The devices whose tensors the library takes, by torch's names. A library that names "cpu" replaces Gloo for user code

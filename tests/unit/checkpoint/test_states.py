@@ -22,7 +22,7 @@ from spark_elastic.checkpoint.directory import CheckpointDirectory
 from spark_elastic.checkpoint.naming import CheckpointName
 from spark_elastic.checkpoint.skeleton import StateDict
 from spark_elastic.checkpoint.writer import CheckpointWriter
-from spark_elastic.driver.places import CheckpointWish
+from spark_elastic.driver.driver_place import CheckpointWish
 from spark_elastic.errors import CheckpointError, DamagedError
 from spark_elastic.protocol.reports import CheckpointWritten
 from spark_elastic.protocol.ticket import CheckpointPlan

@@ -14,10 +14,10 @@ import pytest
 
 from spark_elastic.driver import cluster_driver as module
 from spark_elastic.driver.cluster_driver import LOST_DRIVERS, OWN_SLOTS, ClusterDriver
+from spark_elastic.driver.driver_place import CheckpointWish
 from spark_elastic.driver.event_log import EventLog
 from spark_elastic.driver.meeting import EndMeeting, OpenMeeting
 from spark_elastic.driver.output import OutputPrinter
-from spark_elastic.driver.places import CheckpointWish
 from spark_elastic.driver.post import FetchLetters, Letter
 from spark_elastic.driver.run import run
 from spark_elastic.driver.settings import JobSettings

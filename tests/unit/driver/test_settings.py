@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from spark_elastic.driver.settings import JobSettings
+from spark_elastic.worker.backends import BACKENDS
 
 SIZES = {"min_np": 1, "max_np": 4, "num_proc": 2}
 TIMES = ["start_timeout", "elastic_timeout", "hang_timeout", "heartbeat_timeout", "ready_timeout", "form_timeout"]
@@ -70,7 +71,7 @@ def test_no_worker_of_a_fixed_world_is_replaced_for_being_slow() -> None:
 
 @pytest.mark.parametrize("backend", ["mpi", "", "GLOO"])
 def test_an_unknown_backend_is_refused_with_the_known_ones(backend: str) -> None:
-    with pytest.raises(ValueError, match="gloo, nccl or None"):
+    with pytest.raises(ValueError, match=f"{', '.join(BACKENDS)} or None"):
         JobSettings(**SIZES, backend=backend)
 
 

@@ -46,6 +46,9 @@ class Keeper(ABC):
     def take(self, steps: int, size: int, values: Mapping[str, object], own: object) -> bool:
         """Copy the present values, and keep ``own``, this rank's own part. A GPU may still be copying when this returns.
 
+        An abort of the world can spoil what a GPU copies behind reductions, even if this method waits for it. ``pending`` is
+        asked for afterwards, and a commit whose copy ended after the abort does not count.
+
         Returns whether the structure of the objects, or the shape of a tensor, differs from that of the commits before. An
         exception leaves the last commit untouched.
         """

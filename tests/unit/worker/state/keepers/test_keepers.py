@@ -141,5 +141,5 @@ def test_errors_call_a_keeper_by_its_name_in_the_table(commit: str) -> None:
 
 
 def test_an_unknown_keeper_is_refused_with_the_names_of_the_others() -> None:
-    with pytest.raises(ValueError, match="one of copy, host, in_place, sharded, not 'copies'"):
+    with pytest.raises(ValueError, match=f"one of {', '.join(KEEPERS)}, not 'copies'"):
         TorchState(commit="copies")
