@@ -96,9 +96,10 @@ class FailureBook:
         return is_why
 
     def as_raised(self, error: TrainingFailedError) -> TrainingFailedError:
-        """Return the error in the class that says why, if all exceptions among its failures have been of one kind."""
+        """Return the error in the class that says why, if an exception was the last failure, and all have been of one kind."""
         kinds = {self.kinds.get(failure.worker, "") for failure in error.failures if failure.traceback}
-        if type(error) is not TrainingFailedError or len(kinds) != 1:
+        is_raised = len(kinds) == 1 and error.failures[-1].traceback != ""
+        if type(error) is not TrainingFailedError or not is_raised:
             return error
         return FAILED_BY.get(kinds.pop(), TrainingFailedError)(error.message, error.failures)
 

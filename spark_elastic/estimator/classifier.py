@@ -82,9 +82,11 @@ class TorchClassifier(Predictor, HasClassifierCols, TorchClassifierAccessors, Pr
         assert model.model is not None
         with own_randomness(0):
             outputs = outputs_of(model.layout.call(with_graph(model.model), sample), model.layout)
-        cast("TorchClassificationModel", model)._take_for_probabilities(
-            outputs, self.value("loss") or self._default_loss()
-        )
+        computed = (
+            self.value("trainStep") is not None
+        )  # by a step of the user's, which may have nothing to do with the default
+        loss = self.value("loss") or (None if computed else self._default_loss())
+        cast("TorchClassificationModel", model)._take_for_probabilities(outputs, loss)
 
 
 @saved_as("spark_elastic.estimator")

@@ -6,6 +6,7 @@ import random
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 import numpy
 import torch
@@ -116,10 +117,10 @@ class TorchState(ObjectState):
         if is_shared and has_state_dict(loader) and not has_part(loader, TakesWorld):
             warnings.warn(_what_is_kept_of(loader), stacklevel=2)
 
-    def __getattr__(self, name: str) -> None:
+    def __getattr__(self, name: str) -> Any:
         """Return None for a model, optimizer, scheduler or loader that was not given. Raises AttributeError for others."""
         if name in _OPTIONAL:
-            return
+            return None
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def _keeper_maker(self, commit: str, redundancy: int) -> Callable[[], Keeper]:
