@@ -45,6 +45,8 @@ def exported(
     rows = torch.export.Dim("rows")
     shapes = {name: {0: rows} for name in kwargs} or tuple({0: rows} for _ in args)
     try:
+        with torch.no_grad():
+            network(*args, **kwargs)  # some releases of torch export what cannot be called
         return torch.export.export(network, tuple(args), kwargs, dynamic_shapes=shapes)
     except Exception as error:
         raise ValueError(

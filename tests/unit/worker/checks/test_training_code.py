@@ -321,7 +321,7 @@ def test_gradients_of_a_closure_are_no_pending_ones(stage: Stage) -> None:
         state.optimizer.zero_grad()
         loss = model(torch.ones(3, 2)).square().sum()
         loss.backward()
-        return loss
+        return loss.detach()
 
     state.optimizer.step(closure)
     state.commit()
