@@ -17,6 +17,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _PF_EXITING = 0x4
 
 KILL_SECONDS = 10.0
+TIDY_SECONDS = 1.0
 # How many seconds a process waits for a request to fork before it ends, because it holds the memory of all its imports.
 IDLE_SECONDS = 600.0
 
@@ -120,16 +121,19 @@ def signal_open(pidfd: int, signal_number: int) -> None:
 def kill_descendants(spare: Collection[psutil.Process] = ()) -> None:
     """Send SIGKILL to every descendant of this process and wait until all have ended. Call ``adopt_orphans`` first.
 
-    Children in ``spare`` and their descendants are left alone. After ``KILL_SECONDS`` this gives up on processes that do not
-    end because the kernel holds them, for example in a broken file system.
+    Children in ``spare`` and their descendants are left alone. Python's resource trackers, which remove the shared memory and
+    semaphores of processes that have been killed, and then end by themselves, are given ``TIDY_SECONDS`` for that. After
+    ``KILL_SECONDS`` this gives up on processes that do not end because the kernel holds them, for example in a broken file
+    system.
     """
-    me = psutil.Process()
-    end = time.monotonic() + KILL_SECONDS
+    me, began = psutil.Process(), time.monotonic()
+    end = began + KILL_SECONDS
     # A child that has ended by itself counts until it is reaped: this process may have adopted its children meanwhile.
     while time.monotonic() < end and (children := [child for child in me.children() if child not in spare]):
         descendants = [process for child in children for process in _tree(child)]
         for process in descendants:
-            _kill(process)
+            if time.monotonic() >= began + TIDY_SECONDS or not _tidies_up(process):
+                _kill(process)
         psutil.wait_procs(descendants, timeout=1)
 
 
@@ -147,6 +151,13 @@ def _tree(process: psutil.Process) -> list[psutil.Process]:
         return [process, *process.children(recursive=True)]
     except psutil.NoSuchProcess:
         return []
+
+
+def _tidies_up(process: psutil.Process) -> bool:
+    try:
+        return any("multiprocessing.resource_tracker" in word for word in process.cmdline())
+    except psutil.Error:
+        return False
 
 
 def _kill(process: psutil.Process) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import math
-from typing import TypeVar
+import pickle
+from typing import TypeVar, cast
 
+import cloudpickle
 import torch
 import torch.distributed as dist
 
@@ -82,28 +84,31 @@ def _check_equal_calls(mine: str, size: int) -> None:
 
 
 def allgather_object(obj: T) -> list[T]:
-    """Return the ``obj`` of every rank, in rank order. Objects travel by pickle, since all workers belong to one job."""
+    """Return the ``obj`` of every rank, in rank order. Objects travel by cloudpickle, since all workers belong to one job."""
     world = current_world()
     if world is None or world.size == 1:
         return [obj]
-    gathered = [obj] * world.size
+    packed = cloudpickle.dumps(obj)
+    gathered = [packed] * world.size
     with translated_errors(world):
-        dist.all_gather_object(gathered, obj)
-    return gathered
+        dist.all_gather_object(gathered, packed)
+    return [pickle.loads(each) for each in gathered]
 
 
 def broadcast_object(obj: T, src: int = 0) -> T:
-    """Return the ``obj`` of rank ``src`` on all ranks."""
+    """Return the ``obj`` of rank ``src`` on all ranks. It travels by cloudpickle."""
     world = current_world()
     size = 1 if world is None else world.size
     if not 0 <= src < size:
         raise ValueError(f"src must be a rank from 0 to {size - 1}, not {src!r}")
     if size == 1:
         return obj
-    box = [obj]
+    assert world is not None
+    is_source = world.rank == src
+    box = [cloudpickle.dumps(obj) if is_source else b""]
     with translated_errors(world):
         dist.broadcast_object_list(box, src)
-    return box[0]
+    return obj if is_source else cast("T", pickle.loads(box[0]))
 
 
 def barrier() -> None:

@@ -12,9 +12,11 @@ from typing import TypeVar
 from spark_elastic.errors import HostsUpdatedInterrupt, WorldChanged
 from spark_elastic.protocol.fault_points import Point
 from spark_elastic.worker import faults
+from spark_elastic.worker.children import ending_children
 from spark_elastic.worker.job import Job, current_job
 from spark_elastic.worker.state.base import State
 from spark_elastic.worker.state.commits import entered_without_job
+from spark_elastic.worker.tracebacks import text_of
 
 logger = logging.getLogger("spark_elastic")
 
@@ -54,12 +56,17 @@ def elastic(function: Callable[..., T]) -> Callable[..., T]:
             state._begin(None)
             with entered_without_job(state), state._checked_outside():
                 return _ended(function(state, *args, **kwargs))
+
+        def enter() -> T:
+            with ending_children():
+                return _ended(function(state, *args, **kwargs))
+
         job.enter_elastic()
         state._prepare()
         if job.is_fixed:  # a loss ends this process, so the function is entered only once
             state._begin(job)
-            return state._enter(lambda: _ended(function(state, *args, **kwargs)))
-        return _run(job, state, lambda: _ended(function(state, *args, **kwargs)))
+            return state._enter(enter)
+        return _run(job, state, enter)
 
     return call
 
@@ -89,8 +96,8 @@ def _run(job: Job, state: State, enter: Callable[[], T]) -> T:
             change = _find_change(error, job)
             if change is None:
                 raise
-            reason = "" if isinstance(change, HostsUpdatedInterrupt) else str(change) or type(change).__name__
-            logger.debug("%s: %s", type(change).__name__, change)
+            reason = "" if isinstance(change, HostsUpdatedInterrupt) else text_of(change)
+            logger.debug("%s: %s", type(change).__name__, reason)
             # The frames of the failed step hold the old model wrapper, its buckets and its process group.
             for link in _chain(error):
                 traceback.clear_frames(link.__traceback__)

@@ -20,6 +20,7 @@ from spark_elastic.worker import faults
 from spark_elastic.worker.backends import BACKENDS, HOST_BACKEND
 from spark_elastic.worker.job import Job
 from spark_elastic.worker.torchrun import rank_variables
+from spark_elastic.worker.tracebacks import text_of
 from spark_elastic.worker.world import World
 
 T = TypeVar("T")
@@ -44,7 +45,7 @@ def call_in_fixed_world(job: Job, call: Callable[[], T]) -> T:
         if not isinstance(error, WorldChanged) and (job.world is None or not job.world.is_broken()):
             raise
         # The world is broken, so the exception comes from a failed collective, whatever user code has turned that into.
-        job.control.ready(str(error) or type(error).__name__)
+        job.control.ready(text_of(error))
         raise
     job.finish()
     faults.reached(Point.FINISHED, rank=world.rank, generation=world.generation)

@@ -16,6 +16,7 @@ from spark_elastic.protocol.messages import WHOLE_JOB
 from spark_elastic.protocol.ticket import Payload, Ticket
 from spark_elastic.worker import faults
 from spark_elastic.worker.checks.lone_training import LoneTraining
+from spark_elastic.worker.children import ending_children
 from spark_elastic.worker.control import ControlClient
 from spark_elastic.worker.fixed_world import call_in_fixed_world
 from spark_elastic.worker.job import Job, current_job, enter_job
@@ -57,7 +58,7 @@ def _call(control: ControlClient, payload: Payload) -> int:
 
     def call() -> object:
         function, args, kwargs = _unpickle(payload.call)
-        with LoneTraining(job):
+        with LoneTraining(job), ending_children():
             return function(*args, **kwargs)
 
     try:

@@ -28,8 +28,17 @@ def format_for_user(error: BaseException) -> str:
     while part is not None:
         part.stack = _without_callers(part.stack)
         part = part.__cause__ or part.__context__
-    advice = "".join(f"{told}\n" for words, told in _ADVICE.items() if words in str(error))
-    return "".join(report.format()) + advice
+    told = "".join(report.format())
+    return told + "".join(f"{advice}\n" for words, advice in _ADVICE.items() if words in told)
+
+
+def text_of(error: BaseException) -> str:
+    """Return the text of an exception; the name of its class if it has none, or none that can be read."""
+    try:
+        text = str(error)
+    except Exception:
+        text = ""
+    return text or type(error).__name__
 
 
 def find_line(error: BaseException) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import loud_training
 import pytest
 
 import spark_elastic
-from spark_elastic.errors import ResetLimitExceededError, SparkElasticError
+from spark_elastic.errors import ResetLimitExceededError, SparkElasticError, TrainingFailedError
 from spark_elastic.testing import inject, kill
 
 
@@ -81,3 +82,47 @@ def test_a_loader_forks_its_workers_while_no_collective_is_pending() -> None:
         )  # fmt: skip
         assert steps == [8, 8]
     assert broken == []
+
+
+@pytest.mark.parametrize("elastic", [True, False])
+def test_a_child_that_user_code_forks_may_exit(elastic: bool) -> None:
+    codes = spark_elastic.run(
+        loud_training.fork_a_child_that_exits, num_proc=2, min_np=2, max_np=2, local=True, elastic=elastic
+    )
+    assert codes == [[5, 5]] * 2
+
+
+@pytest.mark.parametrize("elastic", [True, False])
+def test_an_exception_whose_text_cannot_be_read_is_told_with_its_traceback(elastic: bool) -> None:
+    with pytest.raises(
+        TrainingFailedError, match=r"(?s)Traceback.*raise Unreadable.*Unreadable: <exception str\(\) failed>"
+    ):
+        spark_elastic.run(
+            loud_training.raise_what_cannot_be_read, num_proc=2, min_np=2, max_np=2, local=True, elastic=elastic
+        )
+
+
+def test_objects_of_classes_that_only_the_script_has_are_gathered_and_broadcast() -> None:
+    class Found:
+        def __init__(self, rank: int) -> None:
+            self.rank = rank
+
+    def gather() -> list[int]:
+        import spark_elastic as se
+
+        @se.elastic
+        def train(state: se.ObjectState) -> list[int]:
+            everybody = se.allgather_object(Found(se.rank()))
+            first = se.broadcast_object(Found(se.rank()), src=1)
+            assert all(type(found) is Found for found in [*everybody, first])
+            return [found.rank for found in [*everybody, first]]
+
+        return train(se.ObjectState())
+
+    assert spark_elastic.run(gather, num_proc=2, min_np=2, max_np=2, local=True) == [[0, 1, 1]] * 2
+
+
+def test_what_a_worker_leaves_in_shared_memory_is_removed() -> None:
+    (names,) = spark_elastic.run(loud_training.leave_semaphores_and_shared_memory, num_proc=1, local=True)
+    assert names
+    assert set(names) & set(os.listdir("/dev/shm")) == set()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import multiprocessing.shared_memory
 import os
+import sys
 
 import torch
 import torch.distributed as dist
@@ -165,3 +168,52 @@ def train_with_workers_of_a_loader(epochs: int) -> int:
 
     train(state)
     return state.steps
+
+
+def fork_a_child_that_exits() -> list[int]:
+    """Fork a child above the elastic function and one in it, each of which leaves by ``sys.exit``. Return their codes."""
+    codes = [_code_of_a_child()]
+
+    @se.elastic
+    def train(state: se.ObjectState) -> None:
+        codes.append(_code_of_a_child())
+        state.commit()
+
+    train(se.ObjectState())
+    return codes
+
+
+def _code_of_a_child() -> int:
+    child = os.fork()
+    if child == 0:
+        sys.exit(5)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+class Unreadable(Exception):
+    """An exception whose text cannot be read."""
+
+    def __str__(self) -> str:
+        return str({}["message"])
+
+
+def raise_what_cannot_be_read() -> None:
+    """Raise it while training."""
+
+    @se.elastic
+    def train(state: se.ObjectState) -> None:
+        state.commit()
+        raise Unreadable
+
+    train(se.ObjectState())
+
+
+def leave_semaphores_and_shared_memory() -> list[str]:
+    """Leave a pool of processes and shared memory open. Return the names of what lies in shared memory because of them."""
+    before = set(os.listdir("/dev/shm"))
+    kept.append(multiprocessing.get_context("spawn").Pool(1))
+    kept.append(multiprocessing.shared_memory.SharedMemory(create=True, size=64))
+    return sorted(set(os.listdir("/dev/shm")) - before)
+
+
+kept: list[object] = []

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import spark_elastic as se
-from spark_elastic.worker.tracebacks import format_for_user
+from spark_elastic.worker.tracebacks import format_for_user, text_of
 
 
 def shown(act: Callable[[Any], None]) -> str:
@@ -69,3 +69,17 @@ def test_torchs_wrapper_above_the_elastic_function_is_told_what_takes_its_place(
         torch.distributed.get_rank()  # as torch's wrapper does, whose import takes seconds
     text = format_for_user(caught.value)
     assert "wrap models in spark_elastic.DistributedDataParallel instead of torch's" in text.splitlines()[-1]
+
+
+class Unreadable(Exception):
+    """As exceptions of clients are whose ``__str__`` looks into an answer that has another form."""
+
+    def __str__(self) -> str:
+        return str({}["message"])
+
+
+def test_an_exception_whose_text_cannot_be_read_is_formatted_all_the_same() -> None:
+    assert "Unreadable: <exception str() failed>" in format_for_user(Unreadable())
+    assert text_of(Unreadable()) == "Unreadable"
+    assert text_of(ValueError("bad row")) == "bad row"
+    assert text_of(ValueError()) == "ValueError"
