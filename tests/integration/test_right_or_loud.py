@@ -123,6 +123,5 @@ def test_objects_of_classes_that_only_the_script_has_are_gathered_and_broadcast(
 
 
 def test_what_a_worker_leaves_in_shared_memory_is_removed() -> None:
-    (names,) = spark_elastic.run(loud_training.leave_semaphores_and_shared_memory, num_proc=1, local=True)
-    assert names
+    (names,) = spark_elastic.run(loud_training.leave_a_semaphore_and_shared_memory, num_proc=1, local=True)
     assert set(names) & set(os.listdir("/dev/shm")) == set()

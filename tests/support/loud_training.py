@@ -6,6 +6,7 @@ import multiprocessing
 import multiprocessing.shared_memory
 import os
 import sys
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -208,12 +209,14 @@ def raise_what_cannot_be_read() -> None:
     train(se.ObjectState())
 
 
-def leave_semaphores_and_shared_memory() -> list[str]:
-    """Leave a pool of processes and shared memory open. Return the names of what lies in shared memory because of them."""
-    before = set(os.listdir("/dev/shm"))
-    kept.append(multiprocessing.get_context("spawn").Pool(1))
-    kept.append(multiprocessing.shared_memory.SharedMemory(create=True, size=64))
-    return sorted(set(os.listdir("/dev/shm")) - before)
+def leave_a_semaphore_and_shared_memory() -> list[str]:
+    """Leave both open, and return the names of their files in /dev/shm."""
+    semaphore: Any = multiprocessing.get_context("spawn").Semaphore()
+    memory = multiprocessing.shared_memory.SharedMemory(create=True, size=64)
+    kept.extend([semaphore, memory])
+    names = [f"sem.{semaphore._semlock.name.removeprefix('/')}", memory.name]
+    assert set(names) <= set(os.listdir("/dev/shm"))
+    return names
 
 
 kept: list[object] = []
