@@ -23,8 +23,9 @@ from spark_elastic.errors import SparkElasticError, TrainingFailedError
 from spark_elastic.protocol.messages import CommitId, Member
 from spark_elastic.protocol.records import DriverRecord, JobFailed, JobFinished
 
-# How many driver seconds the end of a job waits for the exit codes of the workers whose loss has caused it.
-EXIT_SECONDS = 2.0
+# How many driver seconds the end of a job waits for the exit codes of the workers whose loss has caused it: the kernel first
+# frees the memory of a process.
+EXIT_SECONDS = 10.0
 
 
 class JobState:

@@ -78,7 +78,7 @@ def test_a_loader_forks_its_workers_while_no_collective_is_pending() -> None:
     for _ in range(8):
         steps = spark_elastic.run(
             loud_training.train_with_workers_of_a_loader,
-            args=(2,), num_proc=2, min_np=1, max_np=2, local=True, hang_timeout=5, on_event=watch,
+            args=(2,), num_proc=2, min_np=1, max_np=2, local=True, hang_timeout=30, on_event=watch,
         )  # fmt: skip
         assert steps == [8, 8]
     assert broken == []
