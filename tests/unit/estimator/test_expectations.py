@@ -32,7 +32,10 @@ BATCH = {
 
 
 def ending(*last: nn.Module, outputs: int = 2) -> nn.Module:
-    return nn.Sequential(nn.Linear(1, outputs), *last)
+    """A network with the same weights in each run: those that come by chance may look like probabilities."""
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        return nn.Sequential(nn.Linear(1, outputs), *last)
 
 
 def recipe(estimator: Any, batch: dict[str, torch.Tensor] = BATCH, *, labels_known: bool = True) -> Recipe:
