@@ -67,6 +67,8 @@ def describe_exit(
 class FailureBook:
     """Keeps the failures of a job, and counts those that repeat without progress between them."""
 
+    # The name of the setting that gives workers more memory, if there is one.
+    memory_setting: str | None = None
     failures: dict[int, WorkerFailure] = field(default_factory=dict)
     # The classes of the errors of this package that workers have raised; empty for others.
     kinds: dict[int, str] = field(default_factory=dict)
@@ -84,6 +86,10 @@ class FailureBook:
             self._unexplained.add(failure.worker)
         while len(self.failures) > KEPT:
             del self.failures[next(iter(self.failures))]
+
+    def meaning_of_exit(self, worker: int, code: int, last_lines: Sequence[str]) -> str:
+        """Say what the exit code of a worker means, and forget the injected fault that has ended it, if one has."""
+        return describe_exit(code, self.memory_setting, last_lines, self.injected.pop(worker, None))
 
     def explain(self, worker: int, meaning: str, last_lines: tuple[str, ...]) -> bool:
         """Add what the exit of a worker means. Return whether only the first sign of its end was known before."""

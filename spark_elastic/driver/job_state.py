@@ -50,7 +50,7 @@ class JobState:
         # Whether the newest commit was made by training, and not only at the beginning of a world.
         self.has_trained = False
         self.admission = Admission()
-        self.book = FailureBook()
+        self.book = FailureBook(settings.memory_setting)
         self.setbacks = Setbacks(settings)
         self.shortage = Shortage(settings)
         self.slow = Slowness(TOLD_BELOW)

@@ -38,10 +38,9 @@ def lose_worker(job: JobState, number: int, why: str | FirstSign) -> None:
     if job.elastic_since is None:
         others = min((other.started_at for other in job.workers.values()), default=job.now)
         # Exceptions have a count of their own, and a fixed world counts its losses when it breaks.
-        has_raised = bool(job.book.failures[number].traceback)
-        has_run = job.settings.elastic and worker.phase is not WorkerPhase.STARTING and not has_raised
-        ran = job.book.failures[number].as_loss() if has_run else ""
-        job.fail_if(job.setbacks.lost_start(job.now, worker.started_at, others, job.book.story(), ran))
+        failure, story = job.book.failures[number], job.book.story()
+        runs_again = job.settings.elastic and worker.phase is not WorkerPhase.STARTING and not failure.traceback
+        job.fail_if(job.setbacks.lost_start(job.now, worker.started_at, others, failure.as_loss(), story, runs_again))
     if world is None or number not in world.ranks:
         return
     if world.phase is WorldPhase.FINISHING and job.settings.elastic:

@@ -16,7 +16,6 @@ from spark_elastic.driver import commands as do
 from spark_elastic.driver import events as ev
 from spark_elastic.driver import host_events, timeouts, worker_events
 from spark_elastic.driver.advance import advance
-from spark_elastic.driver.failures import describe_exit
 from spark_elastic.driver.job_state import JobState
 from spark_elastic.driver.joining import joins_at
 from spark_elastic.driver.settings import JobSettings
@@ -113,7 +112,6 @@ class DriverMachine:
         elif isinstance(event, ev.TaskLost):
             host_events.task_lost(self.job, event)
         elif isinstance(event, ev.WorkerExited):
-            injected = self.job.book.injected.get(event.worker)
-            meaning = describe_exit(event.code, self.job.settings.memory_setting, event.last_lines, injected)
+            meaning = self.job.book.meaning_of_exit(event.worker, event.code, event.last_lines)
             self.job.book.explain(event.worker, meaning, event.last_lines)
         self.job.end_if_explained()

@@ -50,20 +50,20 @@ class Setbacks:
         return self._stuck > 1
 
     def lost_start(
-        self, now: float, started_at: float, others_since: float, story: Story, ran: str = ""
+        self, now: float, started_at: float, others_since: float, reason: str, story: Story, runs_again: bool
     ) -> SparkElasticError | None:
         """Note the loss of a worker before any worker has reached an elastic function.
 
         started_at: when the worker was started. others_since: when the oldest remaining worker was started. A worker that has
-        lived for ``start_timeout`` shows that the function can be run. ran: how the worker was lost, if it had called the
-        function; the function then runs again, which counts against ``reset_limit``.
+        lived for ``start_timeout`` shows that the function can be run. runs_again: the worker had called the function, which
+        another one now calls again; this counts against ``reset_limit``.
         """
         limit = self._settings.start_timeout
         lives = now - min(started_at, others_since) >= limit
         is_same_incident = started_at < self._last_lost_at
         if not is_same_incident:
             self._last_lost_at = now
-        if ran and not is_same_incident and (error := self.counts(ran, story)):
+        if runs_again and not is_same_incident and (error := self.counts(reason, story)):
             return error
         if lives:
             self._lost_starts = 0

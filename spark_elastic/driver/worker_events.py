@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from spark_elastic.driver import commands as do
 from spark_elastic.driver import events as ev
-from spark_elastic.driver.failures import describe_exit
 from spark_elastic.driver.generation import Generation
 from spark_elastic.driver.job_state import JobState
 from spark_elastic.driver.losses import break_unconnected, break_world, lose_worker, note_survivors_commit
@@ -70,8 +69,7 @@ def worker_exited(job: JobState, event: ev.WorkerExited) -> None:
     """A worker's process has ended, and its exit code is known."""
     if job.roster.exited(event.worker, on=event.host):
         return
-    injected = job.book.injected.pop(event.worker, None)
-    meaning = describe_exit(event.code, job.settings.memory_setting, event.last_lines, injected)
+    meaning = job.book.meaning_of_exit(event.worker, event.code, event.last_lines)
     if event.worker in job.workers:
         if job.situation.speaks_of_the_job(event.worker):
             job.exits_to_count.add(event.worker)

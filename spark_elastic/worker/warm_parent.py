@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import atexit
 import gc
+import multiprocessing.util
 import os
 import select
+import shutil
 import signal
 import socket
 import sys
+from contextlib import suppress
 from functools import partial
 from typing import NoReturn
 
@@ -36,6 +39,10 @@ def guard(connection: socket.socket, task: int, failure: Exception | None) -> No
     signal.signal(signal.SIGTERM, lambda *_: end())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     processes.adopt_orphans()
+    with suppress(OSError):  # there is no folder for temporary files
+        # Workers and their children, such as a DataLoader's, inherit this folder for their sockets. One of their own would stay
+        # when they are killed.
+        multiprocessing.util.get_temp_dir()
     _Guardian(connection, task, failure).serve()
 
 
@@ -183,4 +190,6 @@ def end() -> NoReturn:
     """End this process and everything below it. The signal handler calls this, too, so it must not need the main loop."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     processes.kill_descendants()
+    with suppress(OSError):
+        shutil.rmtree(multiprocessing.util.get_temp_dir())
     os._exit(0)

@@ -35,7 +35,7 @@ EXECUTORS = 4
 # What a finished job has started ends within this; Spark keeps idle Python processes of its own, which do not count.
 SETTLE_SECONDS = 30.0
 
-# pytest's folder, torch's cache of compiled code, and what Python's multiprocessing leaves when a DataLoader is killed.
+# pytest's folder, torch's cache of compiled code, and the sockets of a DataLoader's workers, where their warm parent is killed.
 NOT_OURS = ("pytest-of-", "torchinductor_", "pymp-")
 
 cloudpickle.register_pickle_by_value(training)

@@ -8,6 +8,7 @@ from typing import Any
 
 import loud_training
 import pytest
+from descendants import TEMPORARY
 
 import spark_elastic
 from spark_elastic.errors import ResetLimitExceededError, SparkElasticError, TrainingFailedError
@@ -82,6 +83,16 @@ def test_a_loader_forks_its_workers_while_no_collective_is_pending() -> None:
         )  # fmt: skip
         assert steps == [8, 8]
     assert broken == []
+
+
+def test_the_temporary_folder_of_a_loaders_workers_is_removed_when_they_are_killed() -> None:
+    before = set(TEMPORARY.glob("pymp-*"))
+    with inject(kill(rank=1, step=3)):
+        steps = spark_elastic.run(
+            loud_training.train_with_workers_of_a_loader, args=(2,), num_proc=2, min_np=1, max_np=2, local=True
+        )
+    assert set(steps) == {8}
+    assert set(TEMPORARY.glob("pymp-*")) == before
 
 
 @pytest.mark.parametrize("elastic", [True, False])

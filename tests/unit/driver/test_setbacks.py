@@ -73,10 +73,14 @@ def test_a_lost_state_ends_a_job_without_checkpoints_at_once_and_others_after_a_
     assert job.lost_state("all were lost", ()) is None
 
 
+def lost_start(job: Setbacks, now: float, started_at: float, others_since: float) -> Any:
+    return job.lost_start(now, started_at, others_since, "its process died", (), runs_again=False)
+
+
 def lost_starts(job: Setbacks, first: int, last: int, every: float, **others: float) -> list[Any]:
     """Lose workers that live for so many seconds, one after the other."""
     at = {"others_since": math.inf, **others}
-    return [job.lost_start((start + 1) * every, start * every, at["others_since"], ()) for start in range(first, last)]
+    return [lost_start(job, (start + 1) * every, start * every, at["others_since"]) for start in range(first, last)]
 
 
 def test_starts_that_are_lost_again_and_again_end_a_job_only_after_its_start_timeout() -> None:
@@ -93,12 +97,12 @@ def test_starts_that_are_lost_again_and_again_end_a_job_only_after_its_start_tim
 def test_a_worker_that_lives_as_long_as_a_start_may_take_begins_the_count_again() -> None:
     job = setbacks(start_timeout=100)
     assert lost_starts(job, 0, 9, every=10) == [None] * 9
-    assert job.lost_start(190, 90, math.inf, ()) is None
+    assert lost_start(job, 190, 90, math.inf) is None
     assert lost_starts(job, 19, 29, every=10) == [None] * 10
     assert lost_starts(setbacks(start_timeout=100), 10, 40, every=10, others_since=0) == [None] * 30
 
 
 def test_workers_that_one_incident_ends_are_one_lost_start() -> None:
     job = setbacks(start_timeout=100)
-    assert [job.lost_start(50 + at / 1000, 0, 49, ()) for at in range(500)] == [None] * 500
-    assert job.lost_start(150.5, 60, 140, ()) is None
+    assert [lost_start(job, 50 + at / 1000, 0, 49) for at in range(500)] == [None] * 500
+    assert lost_start(job, 150.5, 60, 140) is None
