@@ -13,7 +13,7 @@ from typing import Any
 
 import spark_elastic as se
 from spark_elastic.cli import COMMANDS
-from spark_elastic.driver.settings import JobSettings
+from spark_elastic.driver.settings import RARE_SETTINGS, JobSettings
 from spark_elastic.estimator import (
     TorchClassificationModel,
     TorchClassifier,
@@ -123,12 +123,11 @@ def _entries(value: Any, section: str) -> list[tuple[str, str]]:
 def _timeouts() -> Iterable[tuple[str, ...]]:
     """The fields of JobSettings that ``run`` takes by their names alone, with the comments above them."""
     source = inspect.getsource(JobSettings)
-    known = inspect.signature(se.run).parameters
     text = ""
     for field in fields(JobSettings):
         comment = re.search(rf"((?:    # .*\n)+)    {field.name}: ", source)
         text = _prose(comment[1].replace("#", "")) if comment else text
-        if field.name not in known and field.name not in ("durable", "memory_setting", "adaptive_np"):
+        if field.name in RARE_SETTINGS and field.name != "adaptive_np":
             yield f"`{field.name}`", _shown(field.default), text
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import logging
 import numbers
@@ -24,7 +25,7 @@ from spark_elastic.driver.driver_place import CheckpointWish, DriverPlace
 from spark_elastic.driver.event_log import EventLog
 from spark_elastic.driver.logger_feed import LoggerFeed
 from spark_elastic.driver.output import OutputPrinter
-from spark_elastic.driver.settings import JobSettings
+from spark_elastic.driver.settings import RARE_SETTINGS, JobSettings
 from spark_elastic.errors import SparkElasticError
 from spark_elastic.launchers import LAUNCHERS
 from spark_elastic.launchers.base import Launcher
@@ -164,7 +165,7 @@ def run(
     """
     call = _pickle_call(fn, args, kwargs)
     _check_linux()
-    unknown = sorted(set(timeouts) - set(JobSettings.__dataclass_fields__))
+    unknown = sorted(set(timeouts) - set(RARE_SETTINGS))
     if unknown:
         raise TypeError(f"run() got an unexpected keyword argument {unknown[0]!r}")
     min_np, num_proc, max_np = (
@@ -184,34 +185,32 @@ def run(
     if event_log is not None and (not isinstance(event_log, (str, os.PathLike)) or not os.fspath(event_log)):
         raise ValueError(f"event_log must be the path of a file, not {event_log!r}")
     path = None if event_log is None else os.fspath(event_log)
+    feed = LoggerFeed(loggers, None if wish is None else wish.url)
+    settings = JobSettings(
+        start_timeout=start_timeout,
+        elastic_timeout=elastic_timeout,
+        hang_timeout=hang_timeout,
+        reset_limit=reset_limit,
+        replace_slow=replace_slow,
+        backend=backend,
+        env=_mapping("env", env),
+        network_interface=network_interface,
+        driver_port=0 if driver_port is None else driver_port,
+        host_discovery_script=None if host_discovery_script is None else os.fspath(host_discovery_script),
+        elastic=elastic,
+        durable=wish is not None,
+        **timeouts,
+    )
     place = DRIVERS[driver](wish)
     place.prepare(launcher, host_discovery_script)
-    feed = LoggerFeed(loggers, None if wish is None else wish.url)
     with ExitStack() as stack:
         display = stack.enter_context(ProgressDisplay(progress))
         stack.enter_context(launcher)
         low, start, high = place.sizes(launcher, num_proc, min_np, max_np)
         if not elastic and low != high:
             raise ValueError("give num_proc: with elastic=False it is the number of workers in the one world")
-        settings = JobSettings(
-            min_np=low,
-            num_proc=start,
-            max_np=high,
-            start_timeout=start_timeout,
-            elastic_timeout=elastic_timeout,
-            hang_timeout=hang_timeout,
-            reset_limit=reset_limit,
-            replace_slow=replace_slow,
-            adaptive_np=bool(timeouts.pop("adaptive_np", False)),  # which estimators give
-            backend=backend,
-            env=_mapping("env", env),
-            network_interface=network_interface,
-            driver_port=0 if driver_port is None else driver_port,
-            host_discovery_script=None if host_discovery_script is None else os.fspath(host_discovery_script),
-            elastic=elastic,
-            durable=wish is not None,
-            memory_setting=launcher.memory_setting,
-            **timeouts,
+        settings = dataclasses.replace(
+            settings, min_np=low, num_proc=start, max_np=high, memory_setting=launcher.memory_setting
         )
         strikes = testing.Strikes()
         watchers = [display.see, strikes.see]

@@ -9,6 +9,17 @@ from dataclasses import dataclass, field
 from spark_elastic._integers import whole_number
 from spark_elastic.worker.backends import BACKENDS
 
+# The settings that ``run`` takes without naming them in its signature. ``adaptive_np`` is the estimators'.
+RARE_SETTINGS = (
+    "heartbeat_timeout",
+    "ready_timeout",
+    "form_timeout",
+    "join_window",
+    "join_patience",
+    "yield_after",
+    "adaptive_np",
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSettings:
@@ -17,9 +28,10 @@ class JobSettings:
     The first block is the public contract of ``spark_elastic.run``; the second holds settings that few users change.
     """
 
-    min_np: int
-    max_np: int
-    num_proc: int
+    # ``run`` learns the sizes that the user leaves out from the cluster, once everything else has been checked.
+    min_np: int = 1
+    max_np: int = 1
+    num_proc: int = 1
     start_timeout: float = 600.0
     elastic_timeout: float = 600.0
     hang_timeout: float = 300.0

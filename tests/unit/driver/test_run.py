@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,3 +35,22 @@ def test_wrong_arguments_are_refused_by_name_and_whole_numbers_may_be_numpys(
 ) -> None:
     with pytest.raises(ValueError, match=complaint):
         spark_elastic.run(int, local=True, **arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"hang_timeout": -1},
+        {"backend": "mpi"},
+        {"env": {"A": 1}},
+        {"driver_port": 65536},
+        {"loggers": [5]},
+        {"durable": True},
+    ],
+)
+def test_nothing_is_written_to_the_checkpoint_directory_if_an_argument_is_wrong(
+    tmp_path: Path, arguments: dict[str, Any]
+) -> None:
+    with pytest.raises((ValueError, TypeError), match=next(iter(arguments))):
+        spark_elastic.run(int, local=True, checkpoint=tmp_path, **arguments)
+    assert list(tmp_path.iterdir()) == []
