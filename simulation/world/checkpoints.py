@@ -56,7 +56,7 @@ class Writer(CheckpointWriter):
         while self._is_writing and not is_over() and clock.now - began < STALL_SECONDS:
             threads.sleep(0.05)
 
-    def end(self, steps: int, is_over: Callable[[], bool]) -> None:
+    def warn_of_unwritten(self, steps: int, is_over: Callable[[], bool]) -> None:
         if self.lacks(steps) and not is_over():
             self._simulation.fail(f"worker {self._process.number} leaves the commit after {steps} steps unwritten")
 

@@ -166,7 +166,7 @@ class CheckpointWriter:
         """Tell rank 0, from another rank, that this rank writes nothing, because of ``error``."""
         _bring(meeting, Written(file, error=_sendable(error)))
 
-    def last_part(self, rank: int, steps: int) -> None:
+    def expect_last_part(self, rank: int, steps: int) -> None:
         """Note that all ranks write the job's last commit, the one after ``steps``, together."""
         self._last_part = rank, steps
 
@@ -177,7 +177,7 @@ class CheckpointWriter:
         self.wait(lambda: False)
         rank, steps = self._last_part
         if rank == 0:
-            self.end(steps, lambda: False)
+            self.warn_of_unwritten(steps, lambda: False)
 
     def lacks(self, steps: int) -> bool:
         """Whether the commit after ``steps`` has yet to be written."""
@@ -230,9 +230,9 @@ class CheckpointWriter:
         if self.lacks(steps) and not is_over():
             self.begin(commit, snapshots)
             self.wait(is_over)
-        self.end(steps, is_over)
+        self.warn_of_unwritten(steps, is_over)
 
-    def end(self, steps: int, is_over: Callable[[], bool]) -> None:
+    def warn_of_unwritten(self, steps: int, is_over: Callable[[], bool]) -> None:
         """Warn of what the job leaves unwritten. ``steps`` are those of its last commit."""
         if self._durable_steps != steps and not self._superseded and not is_over():
             then = (

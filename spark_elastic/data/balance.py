@@ -105,7 +105,7 @@ def balanced(shares: Sequence[int], seconds: Sequence[float], least: int = LEAST
     return chosen if then <= (1 - LEAST_GAIN) * max(seconds) else tuple(shares)
 
 
-def cut(rows: int, shares: Sequence[int]) -> tuple[int, ...]:
+def apportion(rows: int, shares: Sequence[int]) -> tuple[int, ...]:
     """Cut the rows of a step in proportion to shares. If there are as many rows as units, each rank gets exactly its share."""
     bounds = [taken * rows // sum(shares) for taken in itertools.accumulate(shares, initial=0)]
     return tuple(stop - start for start, stop in itertools.pairwise(bounds))

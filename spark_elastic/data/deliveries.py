@@ -42,7 +42,7 @@ class Delivery:
     @property
     def weight(self) -> float:
         """The weight of this rank's part, which turns a mean over ranks into the mean over rows."""
-        return share(self.rank_rows, self.rank)
+        return weight_of_rank(self.rank_rows, self.rank)
 
     def knows(self, tensors: Iterable[torch.Tensor]) -> None:
         """Recognize these tensors as part of this batch from now on."""
@@ -54,7 +54,7 @@ class Delivery:
         return any(one[0] == two[0] and one[1] < two[2] and two[1] < one[2] for one in own for two in places)
 
 
-def share(rank_rows: Sequence[int], rank: int) -> float:
+def weight_of_rank(rank_rows: Sequence[int], rank: int) -> float:
     """Return the weight of a rank's mean over its rows that turns the mean over ranks into the mean over all rows."""
     total = sum(rank_rows)
     if total == 0:
@@ -72,7 +72,7 @@ class Deliveries:
         # Whether a batch has been delivered since a model was last given one.
         self._is_fresh = False
         # Whether a model was first given a batch for gradients after the commit that counted the batch.
-        self.came_after_its_commit = False
+        self._came_after_its_commit = False
 
     def note(
         self, loader: object, batch: object, rank_rows: tuple[int, ...], rank: int, cut: Cut | None = None
@@ -110,10 +110,15 @@ class Deliveries:
         found = found or self._guess(tensors)
         if found is not None:
             if is_certain and found.was_counted and not found.was_used:
-                self.came_after_its_commit = True
+                self._came_after_its_commit = True
             self._use(found)
             found.knows(tensors)
         return found
+
+    def take_late_batch(self) -> bool:
+        """Whether a batch was first used for gradients after the commit that had counted it, since the last call."""
+        was_late, self._came_after_its_commit = self._came_after_its_commit, False
+        return was_late
 
     def find_cut(self, tensors: Sequence[torch.Tensor]) -> Delivery | None:
         """Return the sharded batch of these tensors, or else the only one that has not been through a loop over its parts.

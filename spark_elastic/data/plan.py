@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from spark_elastic._integers import whole_number
-from spark_elastic.data.balance import cut
+from spark_elastic.data.balance import apportion
 from spark_elastic.data.order import EpochOrder
 from spark_elastic.data.shards import Cut
 
@@ -119,7 +119,7 @@ class BatchPlan:
         return min(size, rows // 2)
 
 
-def share(rows: int, rank: int, sharers: int) -> tuple[int, int]:
+def rows_of_rank(rows: int, rank: int, sharers: int) -> tuple[int, int]:
     """Return the part [start, stop) of a step's rows that a rank takes: contiguous, sizes differing by 1 at most."""
     if rank >= sharers:
         return rows, rows
@@ -144,11 +144,11 @@ def make_step(plan: BatchPlan, start: int, rows: int, size: int, shares: tuple[i
     if plan.shards is not None:
         return Step(start, rows, Cut(plan.shards, rows, shares=shares).rank_rows(size))
     if shares:
-        rank_rows = cut(rows, shares)
+        rank_rows = apportion(rows, shares)
         if min(rank_rows) >= min(2, *shares):
             return Step(start, rows, rank_rows)
     sharers = plan.sharers(rows, size)
-    bounds = [share(rows, rank, sharers) for rank in range(size)]
+    bounds = [rows_of_rank(rows, rank, sharers) for rank in range(size)]
     return Step(start, rows, tuple(stop - begin for begin, stop in bounds))
 
 

@@ -185,11 +185,11 @@ class _Life:
 
     def _drive(self, call: bytes) -> list[bytes]:
         deadline = time.monotonic() + self._settings.start_timeout
-        towards = str(self._launcher.session.conf.get("spark.driver.host", "") or "").strip("[]")
+        spark_driver = str(self._launcher.session.conf.get("spark.driver.host", "") or "").strip("[]")
         job = SlotJob(self._run_id, self._launcher.application, self._settings, call, testing.active_plan(), self._wish)
         rows = [part.data for part in chunks(cloudpickle.dumps(job))]
-        with self._meeting(towards, deadline) as meeting:
-            driving = DriveInSlot(self._credentials, meeting, towards)
+        with self._meeting(spark_driver, deadline) as meeting:
+            driving = DriveInSlot(self._credentials, meeting, spark_driver)
             self._driving = self._queries.submit(driving, f"spark_elastic run {self._run_id}, driver", rows)
             addressed = self._find_driver(meeting, deadline)
         if addressed is None:
@@ -208,9 +208,9 @@ class _Life:
             return self._read(self._result_of(self._driving))
 
     @contextmanager
-    def _meeting(self, towards: str, deadline: float) -> Iterator[Addresses]:
+    def _meeting(self, spark_driver: str, deadline: float) -> Iterator[Addresses]:
         """Leave a process at which the driver can be found. It ends once that has happened; on an error it is ended here."""
-        opening = OpenMeeting(self._credentials, towards, self._settings.start_timeout)
+        opening = OpenMeeting(self._credentials, spark_driver, self._settings.start_timeout)
         asked = self._queries.submit(opening, f"spark_elastic run {self._run_id}, where the driver will be found")
         try:
             self._wait_for([asked], deadline)

@@ -144,7 +144,7 @@ def break_stuck(job: JobState, stuck: CollectivesStuck) -> None:
     """Break a stuck world. The next one has new connections; if it gets stuck, too, silent workers are given up."""
     if job.fail_if(
         job.setbacks.got_stuck(
-            stuck.reason, bool(stuck.silent), stuck.all_wait, job.book.story(), are_others=stuck.are_others
+            stuck.reason, bool(stuck.silent), stuck.all_wait, job.book.story(), stuck.collectives_differ
         )
     ):
         return

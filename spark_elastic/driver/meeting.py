@@ -29,7 +29,7 @@ from spark_elastic.protocol.credentials import Credentials
 # How many seconds the process stays after a fetch. If the fetching task is lost, another task fetches the addresses.
 GRACE_SECONDS = 2.0
 START_SECONDS = 60.0
-# The address to which a route is looked up if the session does not say where Spark's own driver is; nothing is sent there.
+# A route is looked up for an address with this port, and nothing is sent there, so any port will do.
 SOME_PORT = 9
 
 
@@ -44,10 +44,10 @@ class Invitation(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class OpenMeeting:
-    """What the first task does. ``towards``: the host of Spark's own driver. ``seconds``: how long to wait for the rest."""
+    """What the first task does. ``spark_driver``: the host of Spark's own driver. ``seconds``: how long to wait for the rest."""
 
     credentials: Credentials
-    towards: str
+    spark_driver: str
     seconds: float
 
     def __call__(self, rows: Iterable[bytes]) -> list[bytes]:
@@ -63,7 +63,7 @@ class OpenMeeting:
             check=True,
             timeout=START_SECONDS,
         ).stdout
-        return [msgspec.msgpack.encode(own_addresses(self.towards, int(said)))]
+        return [msgspec.msgpack.encode(own_addresses(self.spark_driver, int(said)))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +81,9 @@ class EndMeeting:
         return []
 
 
-def own_addresses(towards: str, port: int) -> Addresses:
+def own_addresses(spark_driver: str, port: int) -> Addresses:
     """Return where other executors may reach a port of this machine."""
-    hosts = (local_address(towards, SOME_PORT), socket.gethostname())
+    hosts = (local_address(spark_driver, SOME_PORT), socket.gethostname())
     return tuple((host, port) for host in dict.fromkeys(hosts) if host)
 
 

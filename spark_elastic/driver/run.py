@@ -165,7 +165,8 @@ def run(
     """
     call = _pickle_call(fn, args, kwargs)
     _check_linux()
-    unknown = sorted(set(timeouts) - set(RARE_SETTINGS))
+    rare: Mapping[str, Any] = timeouts
+    unknown = sorted(set(rare) - set(RARE_SETTINGS))
     if unknown:
         raise TypeError(f"run() got an unexpected keyword argument {unknown[0]!r}")
     min_np, num_proc, max_np = (
@@ -199,7 +200,7 @@ def run(
         host_discovery_script=None if host_discovery_script is None else os.fspath(host_discovery_script),
         elastic=elastic,
         durable=wish is not None,
-        **timeouts,
+        **rare,
     )
     place = DRIVERS[driver](wish)
     place.prepare(launcher, host_discovery_script)

@@ -173,7 +173,7 @@ class SparkDriverService:
     async def start(self) -> None:
         """Listen, and begin to check timeouts. To be called on the service's loop, which ``__enter__`` runs on a thread."""
         self._door = self._runtime.open_door(
-            self._bind_address, self.settings.driver_port, self._credentials, self._accepted
+            self._bind_address, self.settings.driver_port, self._credentials, self._serve_connection
         )
         self.port = self._door.port
         self._schedule_tick()
@@ -201,7 +201,7 @@ class SparkDriverService:
 
     # ------------------------------------------------------------------ connections
 
-    async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = self._runtime.connection(reader, writer, m.ToDriver)
         try:
             hello = await asyncio.wait_for(connection.receive(), HELLO_SECONDS)
@@ -218,7 +218,7 @@ class SparkDriverService:
             connection.abort()
 
     async def _serve_task(self, hello: m.TaskHello, connection: Connection) -> None:
-        if not self._accepts(hello.facts, connection):
+        if not self._admit_host(hello.facts, connection):
             await connection.close()
             return
         slot = hello.slot
@@ -250,7 +250,7 @@ class SparkDriverService:
             self._handle(ev.TaskLost(host, reason))
             self._standby.vacate(slot)
 
-    def _accepts(self, facts: m.HostFacts, connection: Connection) -> bool:
+    def _admit_host(self, facts: m.HostFacts, connection: Connection) -> bool:
         """Return whether a host can take part. A host that cannot ends the job, because the others are likely to be the same."""
         problem = why_refuse(facts)
         if problem:

@@ -39,7 +39,7 @@ class Setbacks:
     def __init__(self, settings: JobSettings) -> None:
         self.resets = 0
         self._settings = settings
-        self._unformed = self._lost = self._stuck = self._others = 0
+        self._unformed = self._lost = self._stuck = self._in_disagreement = 0
         self._counted = self._by_newcomers = 0
         self._lost_starts = 0
         self._first_lost_at = self._last_lost_at = -math.inf
@@ -125,22 +125,25 @@ class Setbacks:
         )
 
     def got_stuck(
-        self, reason: str, has_silent: bool, all_wait: bool, story: Story, are_others: bool = False
+        self, reason: str, has_silent: bool, all_wait: bool, story: Story, collectives_differ: bool = False
     ) -> SparkElasticError | None:
         """Note that a world made no progress. ``has_silent``: some connections do not answer.
 
-        ``all_wait``: all ranks wait for each other. Otherwise some compute, and ``reason`` says what helps. ``are_others``: the
-        ranks wait in different collectives. Such code may commit a little in each world, and the job would crawl forever.
+        ``all_wait``: all ranks wait for each other. Otherwise some compute, and ``reason`` says what helps.
+        ``collectives_differ``: ranks wait in different collectives. Such code may commit a little in each world, and the job
+        would crawl forever.
         """
         self._stuck += 1
-        self._others = self._others + 1 if are_others else 0
-        if self._others < STUCK_WORLDS_LIMIT and self._stuck < (UNFORMED_LIMIT if has_silent else STUCK_WORLDS_LIMIT):
+        self._in_disagreement = self._in_disagreement + 1 if collectives_differ else 0
+        if self._in_disagreement < STUCK_WORLDS_LIMIT and self._stuck < (
+            UNFORMED_LIMIT if has_silent else STUCK_WORLDS_LIMIT
+        ):
             return None
         question = (
             ". Do all ranks call the same collectives in the same order, with the same shapes?" if all_wait else ""
         )
-        worlds = f"{max(self._stuck, self._others)} worlds in a row got stuck"
-        without = "" if self._others > self._stuck else " without a commit"
+        worlds = f"{max(self._stuck, self._in_disagreement)} worlds in a row got stuck"
+        without = "" if self._in_disagreement > self._stuck else " without a commit"
         return TrainingFailedError(f"{worlds}{without}; in the last one {reason}{question}", story)
 
     def lost_state(self, what: str, story: Story) -> SparkElasticError | None:

@@ -125,7 +125,7 @@ class DriveInSlot:
 
     credentials: Credentials
     meeting: Addresses
-    towards: str
+    spark_driver: str
 
     def __call__(self, rows: Iterable[bytes]) -> Iterator[bytes | None]:
         """Run the driver until the job has ended, or Spark has taken the task back."""
@@ -169,7 +169,9 @@ class DriveInSlot:
                         on_registered=lambda slot: tell(SlotRegistered(slot)),
                     )
                 )
-                addressed = Addressed(own_addresses(self.towards, service.port), own_addresses(self.towards, post.port))
+                addressed = Addressed(
+                    own_addresses(self.spark_driver, service.port), own_addresses(self.spark_driver, post.port)
+                )
                 try:
                     visit(self.meeting, self.credentials, Put(msgspec.msgpack.encode(addressed)))
                 except OSError as error:

@@ -53,14 +53,14 @@ class WorldStuck:
 class CollectivesStuck:
     """Ranks wait and none makes progress: the world breaks. The connections of ``silent`` workers did not answer.
 
-    ``all_wait``: all ranks wait for each other. Otherwise some compute, and others may be waiting for them. ``are_others``: the
-    ranks wait in different collectives, which no network failure explains.
+    ``all_wait``: all ranks wait for each other. Otherwise some compute, and others may be waiting for them.
+    ``collectives_differ``: ranks wait in different collectives, which no network failure explains.
     """
 
     reason: str
     silent: tuple[int, ...]
     all_wait: bool
-    are_others: bool
+    collectives_differ: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,17 +227,19 @@ def _find_stuck(seen: Situation, world: Generation, inside: Sequence[Worker], li
     """Describe a world in which a rank waits although none is late for a collective of all ranks."""
     waiting = [world.ranks[worker.worker] for worker in inside if worker.activity.waiting]
     computing = [world.ranks[worker.worker] for worker in inside if not worker.activity.waiting]
-    others = {} if computing else find_others(inside)
-    named = ", ".join(f"{name} on ranks {[world.ranks[number] for number in those]}" for name, those in others.items())
+    difference = {} if computing else find_difference(inside)
+    named = ", ".join(
+        f"{name} on ranks {[world.ranks[number] for number in those]}" for name, those in difference.items()
+    )
     frozen = {worker.worker: worker.activity.frozen for worker in inside if worker.activity.frozen}
-    if others and list(frozen) == others.get(COMMIT):
+    if difference and list(frozen) == difference.get(COMMIT):
         return RanksDiffer(
             f"nothing of {next(iter(frozen.values()))} requires a gradient on ranks "
             f"{[world.ranks[number] for number in frozen]} only, of {len(world.members)}, and ranks had waited in different "
             f"collectives for {limit:g} s (hang_timeout): {named}. Change requires_grad on all ranks at the same step, and "
             "where the elastic function is entered again, from what the State says"
         )
-    if others:
+    if difference:
         reason = f"ranks had waited in different collectives for {limit:g} s (hang_timeout): {named}"
     elif computing:
         reason = (
@@ -246,10 +248,12 @@ def _find_stuck(seen: Situation, world: Generation, inside: Sequence[Worker], li
         )
     else:
         reason = f"all ranks had entered a collective that was not complete after {limit:g} s (hang_timeout)"
-    return CollectivesStuck(reason, find_silent(seen, inside), all_wait=not computing, are_others=bool(others))
+    return CollectivesStuck(
+        reason, find_silent(seen, inside), all_wait=not computing, collectives_differ=bool(difference)
+    )
 
 
-def find_others(inside: Sequence[Worker]) -> dict[str, list[int]]:
+def find_difference(inside: Sequence[Worker]) -> dict[str, list[int]]:
     """Find the first collective that differed between ranks. Return the workers by the name of what they entered, or {}."""
     entered = []
     for worker in inside:

@@ -32,7 +32,7 @@ from spark_elastic.estimator.params import CATEGORICAL_COLS, FEATURE_COLS, FitPa
 from spark_elastic.estimator.persistence import ModelReader, ModelWriter
 from spark_elastic.estimator.sessions import prepare_python
 from spark_elastic.estimator.transform import Finish, PredictionUdf, Scorer, carry_vectors, check_features
-from spark_elastic.estimator.unfitted import learn
+from spark_elastic.estimator.unfitted import describe_from_frame
 
 if TYPE_CHECKING:
     from pyspark.ml._typing import ParamMap
@@ -185,7 +185,7 @@ class ElasticModel(Model, FitParams, MLReadable["ElasticModel"], MLWritable, Ela
         if self.model is None:
             raise ValueError(f"{type(self).__name__} has no network: give model=, or take the model that fit returns")
         if not self.layout.inputs:
-            learn(self, self._layout_of_names(), dataset)
+            describe_from_frame(self, self._layout_of_names(), dataset)
         self._check({})
         prepare_python(dataset.sparkSession)
         outputs = self._outputs()

@@ -103,7 +103,7 @@ class Trainer:
         self.not_finite: str | None = None
         self._complained: int | None = None
         # The weight of a batch in the last step, if rows have weights; the same number on all ranks.
-        self._usual = 0.0
+        self._last_weight = 0.0
         self._is_weighted = bool(plan.layout.weight or plan.class_weights or plan.weighs_labels)
         self._losses = LossWatch()
 
@@ -143,7 +143,7 @@ class Trainer:
 
     def run(self, state: FitState) -> None:
         """Train from the state's position to the end."""
-        self.not_finite, self._losses, self._usual = None, LossWatch(), 0.0
+        self.not_finite, self._losses, self._last_weight = None, LossWatch(), 0.0
         if not isinstance(state.history, bytes):  # it comes from a checkpoint of an earlier release
             earlier: list[Metrics] = state.history
             state.history = b"".join(json.dumps(entry, default=_as_plain).encode() + b"\n" for entry in earlier)
@@ -185,7 +185,7 @@ class Trainer:
             if not taken:
                 self.optimizer.zero_grad(set_to_none=True)
                 planned = min(self.plan.steps.passes, self.loader.steps_left + 1)
-                passes = Passes(planned, self._usual or self._rows_of_a_batch())
+                passes = Passes(planned, self._last_weight or self._rows_of_a_batch())
             taken += 1
             with nullcontext() if taken == planned else self.model.no_sync():
                 sums = sums + (self._backward if self.plan.data.shards is None else self._backward_parts)(
@@ -199,7 +199,7 @@ class Trainer:
                 continue
             self._step(passes.rest())
             if self._is_weighted and passes.total:
-                self._usual = passes.total / planned
+                self._last_weight = passes.total / planned
             assert isinstance(sums, torch.Tensor), "at least one batch was taken"
             state.sums = sums if state.sums is None else state.sums + sums
             self.callbacks.end_batch(state, sums, self.optimizer)
@@ -243,7 +243,7 @@ class Trainer:
         (self.scaler.scale(scaled) if self.scaler else scaled).backward()
         if work is not None:
             work.wait()
-        self._look(state, "loss", self._losses.see(sums[0]))
+        self._end_if_not_finite(state, "loss", self._losses.see(sums[0]))
         return sums
 
     def _count(self, batch: Mapping[str, torch.Tensor], columns: Mapping[str, torch.Tensor]) -> int:
@@ -294,10 +294,10 @@ class Trainer:
             scaled = loss * factor
             (self.scaler.scale(scaled) if self.scaler else scaled).backward()
         state.names = [*parts.means, "weight"]
-        self._look(state, "loss", parts.means["loss"])
+        self._end_if_not_finite(state, "loss", parts.means["loss"])
         return torch.tensor([*(mean * rows for mean in parts.means.values()), rows], dtype=torch.float64)
 
-    def _look(self, state: FitState, name: str, total: float) -> None:
+    def _end_if_not_finite(self, state: FitState, name: str, total: float) -> None:
         """End the fit if a loss is not finite. All ranks see the same sum over ranks, and so decide alike."""
         if math.isfinite(total):
             return
@@ -473,7 +473,7 @@ class Trainer:
         if data.shards is None:
             sums = se.allreduce(sums.to(self.device), op="sum")
         self._check_weight("validation", float(sums[-1]))
-        self._look(state, "val_loss", float(sums[0]))
+        self._end_if_not_finite(state, "val_loss", float(sums[0]))
         means = _means(names, sums)
         computed = {name: metric if data.shards else united(metric) for name, (metric, _) in whole.items()}
         return {**means, **{name: float(metric.compute()) for name, metric in computed.items()}}

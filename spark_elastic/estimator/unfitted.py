@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from spark_elastic.estimator.model import ElasticModel
 
 
-def learn(model: ElasticModel, layout: Layout, frame: DataFrame) -> None:
+def describe_from_frame(model: ElasticModel, layout: Layout, frame: DataFrame) -> None:
     """Set a model's layout, shapes and widths by calling its network on a few rows of the shapes of the DataFrame's features.
 
     Reads a few rows if the schema does not say how long lists are. Raises ValueError if the network cannot be called.

@@ -241,7 +241,7 @@ class ConnectSlots:
     def _find_end_in(self, said: str, slot: _Slot) -> str:
         if "OPERATION_CANCELED" in said:
             return "" if slot.given_back == slot.tag else _INTERRUPTED
-        return find_end(said)
+        return end_in(said)
 
     def _watch(self) -> None:
         """Notice the end of the session and of its server. A running query may not."""
@@ -311,7 +311,7 @@ class ConnectSlots:
             logger.debug("could not interrupt slot %d", slot.number, exc_info=True)
 
 
-def find_end(said: str) -> str:
+def end_in(said: str) -> str:
     """Return, from what an error says, why no other query of this session will run; empty if another try may help."""
     return next((reason for sign, reason in _ENDED.items() if sign in said), "")
 

@@ -15,11 +15,11 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from spark_elastic.launchers.connect import find_end
+from spark_elastic.launchers.connect import end_in
 from spark_elastic.launchers.defaults import unlogged
 from spark_elastic.launchers.session import is_connect
 from spark_elastic.launchers.slot_reason import find_hopeless, find_reason
-from spark_elastic.launchers.spark import find_cancellation, inherited_properties, is_gone
+from spark_elastic.launchers.spark import cancellation_in, inherited_properties, is_gone
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -101,11 +101,11 @@ class Queries:
         if is_connect(self._session):
             if self._session.is_stopped:
                 return "its Spark Connect session was stopped"
-            ended = "its queries were interrupted" if "OPERATION_CANCELED" in said else find_end(said)
+            ended = "its queries were interrupted" if "OPERATION_CANCELED" in said else end_in(said)
         elif is_gone(self._session.sparkContext):
             return "the SparkContext was stopped"
         else:
-            ended = find_cancellation(said)
+            ended = cancellation_in(said)
         return ended or find_hopeless(find_reason([said]))
 
     def _run(

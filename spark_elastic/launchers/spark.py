@@ -198,7 +198,7 @@ class SparkSlots:
         for slot in self._slots:
             future = slot.future
             if not self._cancellation and future is not None and future.isDone():
-                self._cancellation = find_cancellation(_reason(future))
+                self._cancellation = cancellation_in(_reason(future))
         return self._cancellation
 
     # ------------------------------------------------------------------ the thread
@@ -342,7 +342,7 @@ def _reason(future: Any) -> str:
     return ""
 
 
-def find_cancellation(reason: str) -> str:
+def cancellation_in(reason: str) -> str:
     """Say how somebody has cancelled a slot's Spark job; empty if it ended for another reason.
 
     Only ``cancelAllJobs``, ``cancelJobGroup``, ``cancelJob`` and the "kill" links of Spark's UI cancel a job: Spark runs lost

@@ -21,7 +21,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from spark_elastic.checkpoint.skeleton import WRAPPER_MARK
-from spark_elastic.data.deliveries import Delivery, deliveries, share
+from spark_elastic.data.deliveries import Delivery, deliveries, weight_of_rank
 from spark_elastic.data.loader import RowSource
 from spark_elastic.errors import SparkElasticError, TrainingCodeError, WorkerLostError
 from spark_elastic.worker.checks.early_gradients import warn_of_early_gradients
@@ -95,7 +95,7 @@ class _Call:
             if self.delivery is not None:
                 self._share = self.delivery.weight
             elif len(rows) == world.size and any(rows):
-                self._share = share(rows, world.rank)
+                self._share = weight_of_rank(rows, world.rank)
 
     @property
     def weight(self) -> float:

@@ -117,8 +117,7 @@ class TrainingChecks:
                 f"{STEPS_WITHOUT_COMMIT} optimizer steps and no commit: if a worker is lost, all of them are lost. Write "
                 "state.commit() after optimizer.step()"
             )
-        if deliveries.came_after_its_commit:
-            deliveries.came_after_its_commit = False
+        if deliveries.take_late_batch():
             self._warn(
                 "a batch was fetched before a commit and trains after it: at that commit its rows counted as processed, so a "
                 "reset would skip them. Call state.commit() after the step and before the next batch is fetched"

@@ -154,7 +154,7 @@ class Commits:
         ``CheckpointWriter.complete``.
         """
         checkpoints.wait(world.is_broken)
-        checkpoints.last_part(world.rank, self.steps)
+        checkpoints.expect_last_part(world.rank, self.steps)
         meeting = StoreMeeting(world.store, "the last part", world.rank, world.size, asks=True)
         if world.rank != 0:
             try:

@@ -288,7 +288,7 @@ def test_a_last_part_that_comes_late_is_waited_for_once_all_ranks_have_returned(
     for rank in (0, 1):
         ranks.writers[rank].begin_part(COMMIT, part_of(rank), meeting.of(rank))
     for rank, writer in enumerate(ranks.writers):
-        writer.last_part(rank, 7)
+        writer.expect_last_part(rank, 7)
     ranks.writers[0].wait(lambda: False)  # in vain: a rank has not returned yet
     assert ranks.names == []
     monkeypatch.undo()

@@ -9,7 +9,7 @@ from data_worlds import THOROUGH
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_elastic.data.balance import LEAST_GAIN, MOST, Balancer, balanced, cut, even
+from spark_elastic.data.balance import LEAST_GAIN, MOST, Balancer, apportion, balanced, even
 from spark_elastic.data.plan import BatchPlan, make_step
 
 speeds = st.lists(st.floats(0.05, 20), min_size=1, max_size=9)
@@ -121,7 +121,7 @@ def test_settled_steps_are_as_fast_as_the_sum_of_speeds_allows_where_the_limits_
 )
 def test_a_step_of_any_number_of_rows_is_divided_whole(shares: list[int], rows: int) -> None:
     batch, size = sum(shares), len(shares)
-    assert cut(batch, shares) == tuple(shares)
+    assert apportion(batch, shares) == tuple(shares)
     step = make_step(BatchPlan(None, batch), 0, rows, size, tuple(shares))
     assert sum(step.rank_rows) == rows
     if rows >= batch:

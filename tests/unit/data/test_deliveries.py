@@ -148,16 +148,16 @@ def test_a_batch_that_a_commit_has_counted_is_known_where_its_tensors_were_conve
     deliveries.find([batch.double()])
     deliveries.committed()
     deliveries.find([torch.rand(4, 2)])  # as a second model is given noise
-    assert not deliveries.came_after_its_commit
+    assert not deliveries.take_late_batch()
 
     deliveries.note(loader, torch.ones(4, 2), (4, 4), 0)
     deliveries.committed()  # of a batch that was left out
     deliveries.note(loader, batch, (4, 4), 0)
     deliveries.find([batch.double()])
-    assert not deliveries.came_after_its_commit
+    assert not deliveries.take_late_batch()
 
     deliveries = Deliveries()
     deliveries.note(loader, batch, (4, 4), 0)
     deliveries.committed()
     deliveries.find([batch.double()])
-    assert deliveries.came_after_its_commit
+    assert deliveries.take_late_batch()

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_elastic.data.order import EpochOrder, OrderSpec, choose_spec
-from spark_elastic.data.plan import BatchPlan, draw, make_step, share
+from spark_elastic.data.plan import BatchPlan, draw, make_step, rows_of_rank
 from spark_elastic.data.tracker import RowGroupTracker
 
 sizes = st.lists(st.one_of(st.sampled_from([0, 1]), st.integers(0, 40), st.just(300)), max_size=12).map(
@@ -201,7 +201,7 @@ def test_a_tail_joins_the_step_before_it_only_where_a_rank_would_be_left_with_on
 @given(rows=st.integers(0, 1000), size=st.integers(1, 40))
 @BRIEF
 def test_shares_are_contiguous_and_even(rows: int, size: int) -> None:
-    bounds = [share(rows, rank, size) for rank in range(size)]
+    bounds = [rows_of_rank(rows, rank, size) for rank in range(size)]
     assert bounds[0][0] == 0
     assert bounds[-1][1] == rows
     assert all(a[1] == b[0] for a, b in itertools.pairwise(bounds))

@@ -11,7 +11,7 @@ import pytest
 
 from spark_elastic.launchers import connect
 from spark_elastic.launchers.base import SlotListener
-from spark_elastic.launchers.connect import ConnectLauncher, ConnectSlots, endpoint_of, find_end
+from spark_elastic.launchers.connect import ConnectLauncher, ConnectSlots, end_in, endpoint_of
 from spark_elastic.protocol.credentials import create_credentials
 from spark_elastic.protocol.ticket import Ticket
 
@@ -58,11 +58,11 @@ def test_executors_find_a_driver_elsewhere_by_its_address_towards_the_server() -
     ],
 )
 def test_errors_after_which_no_query_runs_end_the_job(said: str, sign: str) -> None:
-    assert sign in find_end(said)
+    assert sign in end_in(said)
 
 
 def test_a_lost_executor_does_not_end_the_job() -> None:
-    assert not find_end("Job aborted due to stage failure: ExecutorLostFailure (executor 0 exited)")
+    assert not end_in("Job aborted due to stage failure: ExecutorLostFailure (executor 0 exited)")
 
 
 class Session:

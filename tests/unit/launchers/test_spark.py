@@ -17,7 +17,7 @@ from spark_elastic.launchers import defaults
 from spark_elastic.launchers import spark as launcher
 from spark_elastic.launchers.base import SlotListener
 from spark_elastic.launchers.defaults import pause_after
-from spark_elastic.launchers.spark import SparkSlots, find_cancellation, is_gone
+from spark_elastic.launchers.spark import SparkSlots, cancellation_in, is_gone
 from spark_elastic.protocol.credentials import Credentials
 from spark_elastic.protocol.ticket import Ticket
 
@@ -230,11 +230,11 @@ def test_a_slot_that_spark_has_given_up_is_submitted_again() -> None:
     ],
 )
 def test_a_cancellation_is_told_from_a_loss(reason: str, is_cancellation: bool) -> None:
-    assert bool(find_cancellation(reason)) == is_cancellation
+    assert bool(cancellation_in(reason)) == is_cancellation
 
 
 def test_a_stopped_context_that_cancels_its_jobs_is_said_to_be_stopped() -> None:
-    assert find_cancellation("Job 0 cancelled because SparkContext was shut down") == "the SparkContext was stopped"
+    assert cancellation_in("Job 0 cancelled because SparkContext was shut down") == "the SparkContext was stopped"
 
 
 def test_pauses_grow_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:

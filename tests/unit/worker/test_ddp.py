@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
-from spark_elastic.data.deliveries import share
+from spark_elastic.data.deliveries import weight_of_rank
 from spark_elastic.worker.ddp import DistributedDataParallel
 
 
@@ -86,21 +86,21 @@ def test_rows_may_be_set_and_forgotten_outside_a_job() -> None:
 def test_torchs_mean_over_ranks_becomes_the_mean_over_rows(rows: list[int]) -> None:
     gradients = [torch.arange(count, dtype=torch.float64) + rank for rank, count in enumerate(rows)]
     means = [gradient.mean() if len(gradient) else torch.tensor(0.0) for gradient in gradients]
-    reduced = sum(share(rows, rank) * mean for rank, mean in enumerate(means)) / len(rows)
+    reduced = sum(weight_of_rank(rows, rank) * mean for rank, mean in enumerate(means)) / len(rows)
     assert torch.allclose(reduced, torch.cat(gradients).mean())
 
 
 def test_equal_shares_weigh_exactly_one() -> None:
-    assert [share([5, 5, 5], rank) for rank in range(3)] == [1.0, 1.0, 1.0]
+    assert [weight_of_rank([5, 5, 5], rank) for rank in range(3)] == [1.0, 1.0, 1.0]
 
 
 def test_a_repeated_batch_weighs_nothing() -> None:
-    assert share([4, 0], 1) == 0.0
+    assert weight_of_rank([4, 0], 1) == 0.0
 
 
 def test_a_global_batch_without_a_row_is_an_error() -> None:
     with pytest.raises(ValueError, match="no rank has a row"):
-        share([0, 0], 0)
+        weight_of_rank([0, 0], 0)
 
 
 @pytest.mark.parametrize(

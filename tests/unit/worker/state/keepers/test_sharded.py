@@ -236,7 +236,7 @@ def test_all_ranks_write_the_commit_that_they_have_agreed_on_and_the_last_one_if
     begun: list[tuple[CommitId, int, str]] = []
     checkpoints = SimpleNamespace(
         metric=None, restore=lambda device: None, is_due=lambda: True, wait=lambda is_over: None,
-        lacks=lambda steps: lacks, last_part=lambda rank, steps: None,
+        lacks=lambda steps: lacks, expect_last_part=lambda rank, steps: None,
         begin_part=lambda commit, part, meeting: begun.append((commit, part.skeleton["steps"], meeting._name)),
     )  # fmt: skip
     state = divided(stage, checkpoints)
@@ -254,7 +254,8 @@ def test_all_ranks_write_the_commit_that_they_have_agreed_on_and_the_last_one_if
 def test_a_rank_that_has_no_part_of_the_last_commit_any_more_says_so_only_to_rank_0(stage: Stage) -> None:
     told: list[tuple[str, str]] = []
     checkpoints = SimpleNamespace(
-        metric=None, restore=lambda device: None, is_due=lambda: False, wait=lambda is_over: None, last_part=lambda *_: None,
+        metric=None, restore=lambda device: None, is_due=lambda: False, wait=lambda is_over: None,
+        expect_last_part=lambda *_: None,
         leave_out=lambda file, error, meeting: told.append((file, str(error))),
     )  # fmt: skip
     state = divided(stage, checkpoints)
