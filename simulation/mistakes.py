@@ -261,8 +261,8 @@ MUTANTS = (
     Mutant(
         "each rank chooses the next exchange by itself",
         "spark_elastic.worker.state.commits:Commits._read",
-        "everybody[0][5]",
-        "everybody[world.rank][5]",
+        "everybody[0].next_after",
+        "everybody[world.rank].next_after",
     ),
     Mutant(
         "commits that no reduction precedes are not confirmed",
@@ -296,7 +296,7 @@ MUTANTS = (
     ),
     Mutant(
         "a share of the rows is given twice",
-        "spark_elastic.data.plan:share",
+        "spark_elastic.data.plan:rows_of_rank",
         "(rank + 1) * rows // sharers",
         "min(rows, (rank + 1) * rows // sharers + (rank == 0))",
     ),

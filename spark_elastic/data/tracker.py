@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,7 +22,15 @@ from spark_elastic.errors import DataError
 
 _MODULUS = 1 << 61
 
-Report = tuple[int, int, int, int]
+
+class Report(NamedTuple):
+    """What one rank says at a commit: its position, and the rows delivered here since the last report with their tickets."""
+
+    epoch: int = 0
+    position: int = 0
+    rows: int = 0
+    # The sum of the rows' tickets, which are their places in the epoch's order.
+    tickets: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +67,7 @@ class RowGroupTracker:
         self.epoch, self.position = 0, 0
         self._order: EpochOrder | None = None
         self._interval = _Interval()
-        self._awaited: deque[tuple[int, int, int, int]] = deque()
+        self._awaited: deque[Report] = deque()
 
     @property
     def order(self) -> EpochOrder:
@@ -121,35 +130,33 @@ class RowGroupTracker:
         interval.expected_tickets += (2 * step.start + step.rows - 1) * step.rows // 2
 
     def report(self) -> Report:
-        """Return (epoch, position, rows delivered here, sum of their tickets), the last two since the last report.
-
-        Follow each report by one `confirm` with all ranks' reports of the same commit.
-        """
+        """Return this rank's report. Follow each by one `confirm` with all ranks' reports of the same commit."""
         interval, self._interval = self._interval, _Interval()
-        expected = (self.epoch, self.position, interval.expected_rows, interval.expected_tickets % _MODULUS)
-        self._awaited.append(expected)
-        return self.epoch, self.position, interval.delivered_rows, interval.delivered_tickets % _MODULUS
+        here = (self.epoch, self.position)
+        self._awaited.append(Report(*here, interval.expected_rows, interval.expected_tickets % _MODULUS))
+        return Report(*here, interval.delivered_rows, interval.delivered_tickets % _MODULUS)
 
     def confirm(self, reports: Sequence[Report]) -> None:
         """Check all ranks' reports of one commit, in rank order. Raises DataError if they do not add up."""
         if not self._awaited:
             return
-        epoch, position, rows, tickets = self._awaited.popleft()
+        expected = self._awaited.popleft()
         if len(reports) != self.size:
             raise DataError(f"{len(reports)} ranks reported delivered rows, the world has {self.size}")
         for rank, report in enumerate(reports):
-            if report[0] != epoch or report[1] != position:
+            if (report.epoch, report.position) != (expected.epoch, expected.position):
                 error = DataError(
-                    f"rank {rank} is at epoch {report[0]}, row {report[1]}, rank {self.rank} at epoch {epoch}, "
-                    f"row {position}: every rank must take every batch of its loader before each commit"
+                    f"rank {rank} is at epoch {report.epoch}, row {report.position}, rank {self.rank} at epoch "
+                    f"{expected.epoch}, row {expected.position}: every rank must take every batch of its loader "
+                    "before each commit"
                 )
                 error.is_final = True  # all ranks find the error, and the last to do so must not see a mere loss
                 raise error
-        delivered = sum(report[2] for report in reports)
-        if delivered != rows or sum(report[3] for report in reports) % _MODULUS != tickets:
+        delivered = sum(report.rows for report in reports)
+        if delivered != expected.rows or sum(report.tickets for report in reports) % _MODULUS != expected.tickets:
             raise DataError(
-                f"epoch {epoch}, up to row {position}: {delivered} rows delivered, {rows} assigned"
-                + (", but not the same ones" if delivered == rows else "")
+                f"epoch {expected.epoch}, up to row {expected.position}: {delivered} rows delivered, {expected.rows} assigned"
+                + (", but not the same ones" if delivered == expected.rows else "")
             )
 
     def pending(self) -> list[Pending]:

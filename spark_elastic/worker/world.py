@@ -18,10 +18,6 @@ from spark_elastic.worker.runtime import REAL_RUNTIME, Runtime
 from spark_elastic.worker.state.pending_copy import PendingCopy
 from spark_elastic.worker.torch_store import WorldStore
 
-# How many int64 values each rank contributes to the control collective of a commit: the world's own, then the loader's.
-OWN_FIELDS = 9
-LOADER_FIELDS = 4
-
 
 class World:
     """One generation, connected by ``form``. The control thread calls ``ControlledWorld``'s methods, the user's all others.

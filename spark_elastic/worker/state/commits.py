@@ -27,23 +27,17 @@ from spark_elastic.worker.checks.plain_values import PlainValues
 from spark_elastic.worker.checks.same_inputs import same_inputs
 from spark_elastic.worker.job import Job, current_job, present_world
 from spark_elastic.worker.shards.loops import loops
+from spark_elastic.worker.state.exchanged import Exchanged
 from spark_elastic.worker.state.pace import Pace
 from spark_elastic.worker.state.part_meeting import StoreMeeting
 from spark_elastic.worker.state.scores import Scores
-from spark_elastic.worker.world import LOADER_FIELDS, OWN_FIELDS, World
+from spark_elastic.worker.world import World
 
 if TYPE_CHECKING:
     from spark_elastic.checkpoint.writer import CheckpointWriter
     from spark_elastic.worker.state.base import State
     from spark_elastic.worker.state.keepers.keeper import Keeper
 
-_NO_LOADER = (0,) * LOADER_FIELDS
-# The index, among a rank's values for a commit, of the rank's step time.
-MEASURED = 6
-# The index of the flag that all ranks are to write their parts of a later commit to a durable checkpoint.
-WRITES_PART = 7
-# The index of the digest of plain values that have to be equal on all ranks.
-PLAIN_VALUES = 8
 # The commits of a generation up to this index are waited for immediately, because they show the driver that the world makes
 # progress.
 FIRST_COMMIT = 1
@@ -274,7 +268,7 @@ class Commits:
         """Read the pending control collective, and start this commit's if it is due. Return whether the world changes."""
         assert self._comparison is not None
         assert self._pace is not None
-        self._read(world.finish_exchange(), state, world)
+        self._read(state, world)
         self._pace.count()
         if self._is_interrupted:  # the value stays True even if user code swallows the interrupt
             return True
@@ -282,15 +276,21 @@ class Commits:
         compares = is_commit and self._comparison.wants(commit)
         if not has_met or self._pace.is_due() or compares:
             loader, balancing = self._parts_of_loader(state)
-            fingerprint = self._comparison.report(commit, state._compared, is_commit)
-            plain = self._plain.report(self.index, state._compared_values()) if compares else 0
-            report = _NO_LOADER if loader is None else loader.report()
-            pace = self._pace.begin(getattr(loader, "steps_left", 0))
-            # A host that runs ahead of its device cannot measure the device's step time.
-            measured = 0 if balancing is None or world.group.runs_ahead else balancing.measured()
-            asks = self._asks_for_parts(job, world)
-            mine = [job.control.is_interrupted, self.index, *fingerprint, same_inputs.report(), pace, measured, asks]
-            world.start_exchange([*mine, plain, *report])
+            digest, asks_for_digest = self._comparison.report(commit, state._compared, is_commit)
+            mine = Exchanged(
+                is_interrupted=job.control.is_interrupted,
+                commit=self.index,
+                digest=digest,
+                asks_for_digest=asks_for_digest,
+                inputs=same_inputs.report(),
+                next_after=self._pace.begin(getattr(loader, "steps_left", 0)),
+                # A host that runs ahead of its device cannot measure the device's step time.
+                measured=0 if balancing is None or world.group.runs_ahead else balancing.measured(),
+                writes_part=self._asks_for_parts(job, world),
+                plain_values=self._plain.report(self.index, state._compared_values()) if compares else 0,
+                loader=Report() if loader is None else loader.report(),
+            )
+            world.start_exchange(mine.packed())
         return False
 
     def _asks_for_parts(self, job: Job, world: World) -> bool:
@@ -300,11 +300,13 @@ class Commits:
         self._has_asked = job.checkpoints.is_due()
         return self._has_asked
 
-    def _read(self, everybody: list[list[int]] | None, state: State, world: World) -> None:
-        """Evaluate all ranks' values of a commit."""
-        if everybody is None:
+    def _read(self, state: State, world: World) -> None:
+        """Wait for the pending control collective, if there is one, and evaluate what all ranks have told in it."""
+        rows = world.finish_exchange()
+        if rows is None:
             return
-        indexes = [values[1] for values in everybody]
+        everybody = [Exchanged.unpacked(row) for row in rows]
+        indexes = [each.commit for each in everybody]
         if len(set(indexes)) > 1:
             raise TrainingCodeError(
                 f"ranks have committed {indexes} times in generation {world.generation}; all have to call commit() and "
@@ -312,18 +314,18 @@ class Commits:
             )
         loader, balancing = self._parts_of_loader(state)
         if loader is not None:
-            loader.confirm([_report_in(values) for values in everybody])
+            loader.confirm([each.loader for each in everybody])
         if balancing is not None:
-            self._balance(balancing, [values[MEASURED] for values in everybody], world)
-        self._is_interrupted = any(values[0] for values in everybody)
-        self._writes_part = self._writes_part or bool(everybody[0][WRITES_PART])
+            self._balance(balancing, [each.measured for each in everybody], world)
+        self._is_interrupted = any(each.is_interrupted for each in everybody)
+        self._writes_part = self._writes_part or bool(everybody[0].writes_part)
         assert self._comparison is not None
         assert self._pace is not None
-        self._pace.agree(everybody[0][5])
-        self._comparison.read([values[2] for values in everybody], asked=bool(everybody[0][3]))
-        self._plain.read([values[PLAIN_VALUES] for values in everybody])
+        self._pace.agree(everybody[0].next_after)
+        self._comparison.read([each.digest for each in everybody], asked=bool(everybody[0].asks_for_digest))
+        self._plain.read([each.plain_values for each in everybody])
         if state._checks is not None:
-            state._checks.inputs_compared([values[4] for values in everybody])
+            state._checks.inputs_compared([each.inputs for each in everybody])
 
     def _balance(self, loader: Balanced, measured: list[int], world: World) -> None:
         timing, job = loader.balance(measured), current_job()
@@ -421,7 +423,7 @@ class Commits:
                 f'commit="{self.keeper.name}": the function returned after an optimizer step without a commit(); commit after '
                 "each"
             )
-        self._read(world.finish_exchange(), state, world)
+        self._read(state, world)
         self.settle()
         job = current_job()
         assert job is not None
@@ -470,12 +472,6 @@ def entered_without_job(state: State) -> Iterator[None]:
         yield
     finally:
         _entered.reset(token)
-
-
-def _report_in(values: list[int]) -> Report:
-    """The loader's report among a rank's values at a commit."""
-    epoch, position, rows, tickets = values[OWN_FIELDS:]
-    return epoch, position, rows, tickets
 
 
 def _progress_of(state: State, world: World) -> Callable[[int], Progress] | None:

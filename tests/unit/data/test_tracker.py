@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from spark_elastic.data.order import OrderSpec
 from spark_elastic.data.plan import BatchPlan, draw
-from spark_elastic.data.tracker import RowGroupTracker
+from spark_elastic.data.tracker import Report, RowGroupTracker
 from spark_elastic.errors import DataError
 from tests.unit.data.test_order import plans, sizes, specs
 
@@ -136,7 +136,7 @@ def test_reports_that_add_up_are_confirmed() -> None:
 def test_a_report_that_does_not_add_up_is_an_error_on_every_rank(change: tuple[int, ...], message: str) -> None:
     members = world(3, [10, 20, 1])
     reports = [member.report() for member in members]
-    reports[1] = tuple(a + b for a, b in zip(reports[1], change, strict=True))  # type: ignore[assignment]
+    reports[1] = Report(*(a + b for a, b in zip(reports[1], change, strict=True)))
     for member in (members[0], members[2]):
         with pytest.raises(DataError, match=message) as raised:
             member.confirm(reports)

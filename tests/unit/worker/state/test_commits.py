@@ -13,7 +13,7 @@ from spark_elastic.errors import HostsUpdatedInterrupt, SparkElasticError, Train
 from spark_elastic.protocol.messages import CommitId
 from spark_elastic.protocol.reports import Entered, Metrics, Progress, SharesChanged, Stepped
 from spark_elastic.worker.reporting import Reporter
-from spark_elastic.worker.state.commits import MEASURED
+from spark_elastic.worker.state.exchanged import Exchanged
 from spark_elastic.worker.state.objects import ObjectState
 from spark_elastic.worker.state.torch_state import TorchState
 
@@ -123,6 +123,10 @@ def test_the_rows_of_an_epoch_are_proved_at_its_last_step() -> None:
         assert [index for _, index, *_ in stage.exchanged] == [*range(1, 18), 20]
 
 
+def with_measured(row: list[int], microseconds: int) -> list[int]:
+    return Exchanged.unpacked(row)._replace(measured=microseconds).packed()
+
+
 def test_shares_follow_the_speeds_that_all_ranks_have_told_at_one_commit() -> None:
     with on_stage() as stage:
         loader = ElasticDataLoader(range(1000), global_batch_size=20, balance="auto")
@@ -130,7 +134,7 @@ def test_shares_follow_the_speeds_that_all_ranks_have_told_at_one_commit() -> No
         stage.begin(state, others=[None])
         stage.world.group.runs_ahead = False
         loader.measured = lambda: 1000  # type: ignore[method-assign]
-        stage.peers = lambda mine: [mine, [*mine[:MEASURED], 3000, *mine[MEASURED + 1 :]]]
+        stage.peers = lambda mine: [mine, with_measured(mine, 3000)]
         state.commit()
         assert loader.tracker.shares == ()
         state.commit()
@@ -149,10 +153,10 @@ def test_rank_0_tells_the_driver_what_all_ranks_have_timed(sizes: dict[str, int]
         stage.world.group.runs_ahead = False
         loader._stopwatch.microseconds = lambda: 1000  # type: ignore[method-assign]
         loader._stopwatch.period = lambda: 4000  # type: ignore[method-assign]
-        stage.peers = lambda mine: [mine, [*mine[:MEASURED], 3 * mine[MEASURED], *mine[MEASURED + 1 :]]]
+        stage.peers = lambda mine: [mine, with_measured(mine, 3000)]
         state.commit()
         state.commit()
-        assert stage.exchanged[-1][MEASURED] == 1000
+        assert Exchanged.unpacked(stage.exchanged[-1]).measured == 1000
         assert stage.control.timed == [((share, share), (1000, 3000), 4000, 2 * share)]
         assert loader.tracker.shares == (), "shares stay even without balance"
         assert [each for each in stage.control.reported if isinstance(each, SharesChanged)] == []
@@ -177,7 +181,7 @@ def test_nothing_is_timed_where_the_host_runs_ahead_of_its_device() -> None:
         stage.begin(state, others=[None])
         loader.measured = lambda: 1000  # type: ignore[method-assign]
         state.commit()
-        assert stage.exchanged[-1][MEASURED] == 0
+        assert Exchanged.unpacked(stage.exchanged[-1]).measured == 0
 
 
 def test_a_failed_reduction_does_not_take_a_step_back_that_has_no_copy() -> None:
