@@ -111,7 +111,7 @@ MUTANTS = (
     ),
     Mutant(
         "newcomers are never let in",
-        "spark_elastic.driver.joining:why_interrupt",
+        "spark_elastic.driver.joining:find_interrupt",
         "due is not None and seen.now >= due",
         "False",
     ),

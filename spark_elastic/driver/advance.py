@@ -11,7 +11,7 @@ from spark_elastic.driver.forming import choose_next, find_drained, find_left_ou
 from spark_elastic.driver.generation import Generation
 from spark_elastic.driver.holders import tell_slices
 from spark_elastic.driver.job_state import JobState
-from spark_elastic.driver.joining import why_interrupt
+from spark_elastic.driver.joining import find_interrupt
 from spark_elastic.driver.losses import lose_state
 from spark_elastic.driver.phases import WorkerChange, WorkerPhase, WorldChange, WorldPhase
 from spark_elastic.driver.ranks import assign_ranks
@@ -131,11 +131,11 @@ def _dismiss_others_if_sealed(job: JobState) -> None:
 
 
 def _interrupt_if_planned(job: JobState) -> None:
-    reason = why_interrupt(job.situation, job.admission)
-    if reason:
+    interrupt = find_interrupt(job.situation, job.admission)
+    if interrupt is not None:
         world = job.change_world(WorldChange.INTERRUPTED)
         job.order(do.InterruptWorld(world.generation, world.workers))
-        job.record(WorldInterrupted(world.generation, reason))
+        job.record(WorldInterrupted(world.generation, interrupt.reason, interrupt.cause.value))
 
 
 def _form_if_ready(job: JobState) -> None:

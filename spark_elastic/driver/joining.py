@@ -2,9 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from enum import Enum
+
 from spark_elastic.driver.admission import Admission
 from spark_elastic.driver.phases import WorkerPhase, WorldPhase
 from spark_elastic.driver.situation import Situation
+
+
+class InterruptCause(Enum):
+    """The kinds of interrupts, by their names in the event log."""
+
+    JOIN = "join"
+    DRAIN = "drain"
+    SHRINK = "shrink"
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupt:
+    """The running world is to end at its next commit. ``reason`` is for people."""
+
+    cause: InterruptCause
+    reason: str
 
 
 def joins_at(seen: Situation, admission: Admission) -> float | None:
@@ -26,18 +45,18 @@ def joins_at(seen: Situation, admission: Admission) -> float | None:
     return min(latest, max(time for time in since if time <= latest) + seen.settings.join_window)
 
 
-def why_interrupt(seen: Situation, admission: Admission) -> str:
-    """Say why the running world is to end at its next commit; an empty string if it is to continue."""
+def find_interrupt(seen: Situation, admission: Admission) -> Interrupt | None:
+    """Say why the running world is to end at its next commit; None if it is to continue."""
     if seen.world is None or seen.world.phase is not WorldPhase.RUNNING or not seen.settings.elastic:
-        return ""
+        return None
     members = seen.members
     if any(worker.phase is WorkerPhase.VOTED for worker in members):
-        return ""
+        return None
     draining = seen.hosts.draining()
     staying = [worker for worker in members if worker.host not in draining]
     if len(staying) < len(members) and (staying or seen.newcomers):
-        return "a host drains"
+        return Interrupt(InterruptCause.DRAIN, "a host drains")
     if len(members) > seen.most:
-        return f"{seen.most} workers are to train"
+        return Interrupt(InterruptCause.SHRINK, f"{seen.most} workers are to train")
     due = joins_at(seen, admission)
-    return "workers arrived" if due is not None and seen.now >= due else ""
+    return Interrupt(InterruptCause.JOIN, "workers arrived") if due is not None and seen.now >= due else None

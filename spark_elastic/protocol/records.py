@@ -309,10 +309,14 @@ class WorldBroken(_OfDriver, frozen=True):
 
 
 class WorldInterrupted(_OfDriver, frozen=True):
-    """A generation is to end at its next commit, because workers arrive or leave. Until then it trains."""
+    """A generation is to end at its next commit, because workers arrive or leave. Until then it trains.
+
+    cause: join, drain, or shrink if fewer workers are to train; empty in logs of older releases
+    """
 
     generation: int
     reason: str
+    cause: str = ""
 
 
 class WorldFinished(_OfDriver, frozen=True):

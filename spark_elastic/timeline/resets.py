@@ -109,6 +109,14 @@ def _generation_of(record: Record) -> int:
     return 0
 
 
+def _kind_of(record: records.WorldInterrupted) -> Kind:
+    """Return the kind of a planned end. Logs of older releases tell it only in the reason, for people."""
+    if record.cause:
+        return Kind(record.cause)
+    is_shrinking = record.reason.endswith("are to train")
+    return Kind.DRAIN if "drain" in record.reason else Kind.SHRINK if is_shrinking else Kind.JOIN
+
+
 @dataclass(frozen=True)
 class _Ending:
     """The first sign that a world is ending, with the time at which it was noticed."""
@@ -120,10 +128,7 @@ class _Ending:
 
     @classmethod
     def of(cls, time: float, record: records.WorldBroken | records.WorldInterrupted) -> _Ending:
-        kind = Kind.LOSS
-        if isinstance(record, records.WorldInterrupted):
-            is_shrinking = record.reason.endswith("are to train")
-            kind = Kind.DRAIN if "drain" in record.reason else Kind.SHRINK if is_shrinking else Kind.JOIN
+        kind = Kind.LOSS if isinstance(record, records.WorldBroken) else _kind_of(record)
         return cls(time, kind, record.generation, record.reason)
 
 

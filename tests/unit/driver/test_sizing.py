@@ -163,7 +163,7 @@ def test_fewer_workers_train_from_the_next_commit_on_and_the_others_end_without_
     assert script.told[-1] == script.worlds[-1]
     measure(script, 1000, times=1)
     assert script.told[-1] == do.InterruptWorld(1, (0, 1, 2, 3))
-    assert script.recorded(WorldInterrupted)[-1].reason == "2 workers are to train"
+    assert script.recorded(WorldInterrupted)[-1] == WorldInterrupted(1, "2 workers are to train", "shrink")
     newest = script.job.newest_commit
     script.obey_interrupt()
     assert script.ranks == [0, 1]

@@ -12,6 +12,7 @@ import pytest
 import story
 
 from spark_elastic.cli import main
+from spark_elastic.driver.joining import InterruptCause
 from spark_elastic.protocol import records
 from spark_elastic.protocol.event_format import read_event
 from spark_elastic.protocol.records import Entry
@@ -342,6 +343,14 @@ def test_the_summary_names_the_host_of_a_worker_that_was_too_slow() -> None:
     assert summarize(found)["too_slow_workers"] == [
         {"worker": 1, "rank": 1, "host": "west", "times_as_long": 12.5, "replaced": True}
     ]
+
+
+@pytest.mark.parametrize("cause", InterruptCause)
+def test_a_planned_end_is_of_the_kind_that_the_driver_has_recorded(cause: InterruptCause) -> None:
+    events = story.killed()
+    place = next(n for n, event in enumerate(events) if event["event"] == "world_interrupted")
+    events[place] = {**events[place], "reason": "in other words", "cause": cause.value}
+    assert [reset.kind for reset in read_history(entries(events)).resets] == [Kind.LOSS, Kind(cause.value)]
 
 
 def test_the_summary_tells_how_many_workers_train_and_why() -> None:
