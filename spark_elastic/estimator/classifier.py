@@ -30,7 +30,7 @@ from spark_elastic.estimator.prediction import PredictionModel, Predictor
 from spark_elastic.estimator.row_checks import not_in_classes
 from spark_elastic.estimator.shapes import ClassificationLoss
 from spark_elastic.estimator.transform import Finish
-from spark_elastic.worker.checks.training_code import depth_of_user
+from spark_elastic.worker.checks.user_frames import depth_of_user
 
 if TYPE_CHECKING:
     from typing_extensions import Self

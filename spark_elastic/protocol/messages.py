@@ -333,12 +333,16 @@ class Heartbeat(Message, frozen=True):
     commit: CommitId | None
 
 
+# What the control store can do.
+StoreOperation = Literal["set", "get", "gather", "add", "check", "delete", "set_default"]
+
+
 class StoreRequest(Message, frozen=True):
     """One operation on the control store, within the namespace of a generation (0: the job's)."""
 
     number: int
     generation: int
-    operation: Literal["set", "get", "gather", "add", "check", "delete", "set_default"]
+    operation: StoreOperation
     keys: tuple[str, ...]
     values: tuple[bytes, ...] = ()
     amount: Int64 = 0

@@ -226,7 +226,7 @@ class ControlClient:
 
     def store(
         self,
-        operation: str,
+        operation: m.StoreOperation,
         keys: tuple[str, ...],
         values: tuple[bytes, ...] = (),
         amount: int = 0,
@@ -239,7 +239,7 @@ class ControlClient:
         """
         number = next(self._numbers)
         space = self.generation if generation is None else generation
-        request = m.StoreRequest(number, space, operation, keys, values, amount)  # type: ignore[arg-type]
+        request = m.StoreRequest(number, space, operation, keys, values, amount)
         reply = self._ask(number, request).result()
         if reply.error:
             raise ValueError(reply.error)

@@ -26,6 +26,7 @@ from spark_elastic.data.loader import RowSource
 from spark_elastic.errors import SparkElasticError, TrainingCodeError, WorkerLostError
 from spark_elastic.worker.checks.early_gradients import warn_of_early_gradients
 from spark_elastic.worker.checks.same_inputs import same_inputs
+from spark_elastic.worker.checks.user_frames import depth_of_user
 from spark_elastic.worker.comm_hook import CommHook
 from spark_elastic.worker.job import current_job
 from spark_elastic.worker.shards.loops import loops
@@ -278,8 +279,6 @@ class DistributedDataParallel(nn.Module):
         Warns if no backward pass has used the weight.
         """
         if self._by_hand is not None and not self._by_hand.was_used:
-            from spark_elastic.worker.checks.training_code import depth_of_user
-
             warnings.warn(
                 f"set_rows({self._by_hand.rows:g}) had no effect, as no backward() came between it and the commit: call it "
                 "before the backward() of the batch that it is about",

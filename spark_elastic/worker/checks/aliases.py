@@ -12,8 +12,9 @@ import torch
 
 from spark_elastic.checkpoint.skeleton import PLAIN
 from spark_elastic.errors import TrainingCodeError
-from spark_elastic.worker.checks.training_code import LENGTH, depth_of_user
+from spark_elastic.worker.checks.reachable import LENGTH
 from spark_elastic.worker.checks.unsupported import why_unsupported
+from spark_elastic.worker.checks.user_frames import depth_of_user
 from spark_elastic.worker.state.snapshot import find_objects
 
 # Types that user code changes in place. Other objects, such as functions and enums, are often shared on purpose.

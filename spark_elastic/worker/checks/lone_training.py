@@ -14,7 +14,7 @@ import warnings
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from spark_elastic.worker.checks.training_code import depth_of_user
+from spark_elastic.worker.checks.user_frames import depth_of_user
 from spark_elastic.worker.job import Job
 
 # Steps without a collective before the warning. Some algorithms average weights every few dozen steps.

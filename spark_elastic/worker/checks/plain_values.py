@@ -28,7 +28,8 @@ import torch
 from spark_elastic._text import as_utf8
 from spark_elastic.checkpoint.skeleton import is_plain
 from spark_elastic.worker.checks.fingerprint import PIECE, TOLERANCE, digest_of_bits, machine_kind
-from spark_elastic.worker.checks.training_code import DEPTH, LENGTH, depth_of_user
+from spark_elastic.worker.checks.reachable import DEPTH, LENGTH
+from spark_elastic.worker.checks.user_frames import depth_of_user
 
 if TYPE_CHECKING:
     from spark_elastic.worker.world import World

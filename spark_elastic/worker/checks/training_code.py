@@ -11,7 +11,7 @@ import gc
 import sys
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,14 +19,15 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from spark_elastic.checkpoint.skeleton import PLAIN
 from spark_elastic.data.deliveries import deliveries
 from spark_elastic.data.loader import PositionedLoader, TakesWorld, has_part, iterated_alone
 from spark_elastic.errors import TrainingCodeError
 from spark_elastic.worker.checks.by_hand import reductions
 from spark_elastic.worker.checks.plain_loaders import PlainLoaders
+from spark_elastic.worker.checks.reachable import find_optimizers, reachable
 from spark_elastic.worker.checks.same_inputs import ENOUGH, same_inputs
 from spark_elastic.worker.checks.unkept_buffers import UnkeptBuffers
+from spark_elastic.worker.checks.user_frames import depth_of_user
 from spark_elastic.worker.job import Job, current_job
 from spark_elastic.worker.registered import stepped
 from spark_elastic.worker.shards.loops import HOW, loops
@@ -38,10 +39,6 @@ if TYPE_CHECKING:
 
 # After this many steps without a commit there is a warning, because the loss of a worker would undo all of them.
 STEPS_WITHOUT_COMMIT = 1000
-# How deep inside the objects of a State optimizers are searched for.
-DEPTH = 5
-# Containers with more entries than this hold data and are not searched.
-LENGTH = 1000
 # How many stack frames above an optimizer's step are searched for the GradScaler that calls it.
 FRAMES = 10
 
@@ -140,11 +137,11 @@ class TrainingChecks:
     def _check(self, optimizer: torch.optim.Optimizer) -> bool:
         """Check an optimizer that is about to step. Return whether it needs no further check."""
         parameters = [p for p in stepped(optimizer) if isinstance(p, torch.nn.Parameter)]
-        own = list(_reachable(self._local()))
+        own = list(reachable(self._local()))
         own_parameters = {id(p) for module in own if isinstance(module, torch.nn.Module) for p in module.parameters()}
         if any(value is optimizer for value in own) or all(id(p) in own_parameters for p in parameters):
             return True
-        shared = list(_reachable(self._shared()))
+        shared = list(reachable(self._shared()))
         is_shared = any(value is optimizer for value in shared)
         wrapped = {id(p) for model in self._job.models for p in model.parameters()}
         if not is_shared and any(id(p) in wrapped for p in parameters):
@@ -179,14 +176,14 @@ class TrainingChecks:
     def _check_beside(self, optimizer: torch.optim.Optimizer, shared: Sequence[object]) -> None:
         """Check for a scaler or a scheduler that steps along with an optimizer of the State and is not in the State."""
         scaler = _calling_scaler()
-        if scaler is not None and not any(value is scaler for value in (*shared, *_reachable(self._local()))):
+        if scaler is not None and not any(value is scaler for value in (*shared, *reachable(self._local()))):
             raise TrainingCodeError(
                 "a GradScaler steps an optimizer of the State and is not in the State itself: after a reset ranks would "
                 f"average gradients of different scales. Write state = se.{type(self._state).__name__}(…, "
                 f"{self._free_name('scaler')}=scaler)"
             )
         if getattr(optimizer.step, "_wrapped_by_lr_sched", False):
-            schedulers = [value for value in (*shared, *_reachable(self._local())) if isinstance(value, LRScheduler)]
+            schedulers = [value for value in (*shared, *reachable(self._local())) if isinstance(value, LRScheduler)]
             if not any(scheduler.optimizer is optimizer for scheduler in schedulers):
                 self._warn(
                     "a learning rate scheduler of an optimizer in the State is not in the State itself: after a reset it "
@@ -218,7 +215,7 @@ class TrainingChecks:
         if not any(id(p) in wrapped for p in stepped(optimizer)):
             return
         self._plain_loaders = None
-        if not self._is_told_of_rows and not any(has_part(value, TakesWorld) for value in _reachable(self._shared())):
+        if not self._is_told_of_rows and not any(has_part(value, TakesWorld) for value in reachable(self._shared())):
             self._is_told_of_rows = True
             self._warn(
                 "a DataLoader of torch's that was made above the elastic function may train a model: every rank gets all of "
@@ -317,37 +314,6 @@ def _after_step(optimizer: torch.optim.Optimizer, args: object, kwargs: object) 
         checks.after_step()
 
 
-def _reachable(tree: object, depth: int = DEPTH) -> Iterator[object]:
-    """Yield the objects in a tree, and those in their containers and attributes, except for the optimizer of a scheduler."""
-    seen: set[int] = set()
-
-    def look(value: object, left: int) -> Iterator[object]:
-        if type(value) in PLAIN or isinstance(value, (torch.Tensor, type)) or id(value) in seen or left < 0:
-            return
-        seen.add(id(value))
-        if isinstance(value, (dict, list, tuple, set, frozenset)):
-            if len(value) > LENGTH:
-                return
-            entries: Iterable[object] = value.values() if isinstance(value, dict) else value
-        else:
-            yield value
-            if isinstance(value, (torch.nn.Module, torch.optim.Optimizer)) or has_part(value, TakesWorld):
-                return
-            attributes = getattr(value, "__dict__", {})
-            entries = [
-                entry for name, entry in attributes.items() if not isinstance(value, LRScheduler) or name != "optimizer"
-            ]
-        for entry in list(entries):
-            yield from look(entry, left - 1)
-
-    yield from look(tree, depth)
-
-
-def find_optimizers(tree: object) -> list[torch.optim.Optimizer]:
-    """Find the optimizers in a tree, including those inside its objects."""
-    return [value for value in _reachable(tree) if isinstance(value, torch.optim.Optimizer)]
-
-
 def _averaged_by_torch(parameters: Sequence[torch.Tensor]) -> bool:
     """Whether a wrapper of torch's own, made by the user in this generation, averages the gradients of all these."""
     wanted = {id(parameter) for parameter in parameters}
@@ -381,14 +347,3 @@ def not_wrapped(what: str, module: str) -> TrainingCodeError:
         "that to the State. Code that averages gradients by hand calls backward under no_sync() of the wrapped model; a "
         f'module that is each rank\'s own goes into se.TorchState(local={{"{module}": {module}}})'
     )
-
-
-def depth_of_user() -> int:
-    """Return the stack level, as ``warnings.warn`` counts, of the first line that is not ours, torch's or pyspark's."""
-    frame, depth = sys._getframe(1), 1
-    while frame.f_back is not None:
-        module = frame.f_globals.get("__name__", "").partition(".")[0]
-        if module not in ("spark_elastic", "torch", "pyspark"):
-            return depth
-        frame, depth = frame.f_back, depth + 1
-    return 1

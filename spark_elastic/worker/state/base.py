@@ -148,6 +148,8 @@ class State(ABC):
             self._commits.reported(self, metrics)
 
     # ------------------------------------------------------------------ for @elastic
+    # The attributes of a State are the user's, so the names of ours begin with an underscore. The methods from here on are an
+    # interface nevertheless: ``@elastic``, Commits, the checks, shards and frameworks of this package call them.
 
     def _enter(self, function: Callable[[], T]) -> T:
         """Run the user's function."""

@@ -16,8 +16,8 @@ from spark_elastic.errors import CheckpointError, SparkElasticError, StateLostEr
 from spark_elastic.worker.checks.aliases import check_aliases, check_live, watch_loads
 from spark_elastic.worker.checks.plain_values import find_unequal
 from spark_elastic.worker.checks.resumed_settings import dropped_objects, replaced_settings
-from spark_elastic.worker.checks.training_code import depth_of_user
 from spark_elastic.worker.checks.unsupported import check_supported
+from spark_elastic.worker.checks.user_frames import depth_of_user
 from spark_elastic.worker.context import device
 from spark_elastic.worker.job import Job, current_job, present_world
 from spark_elastic.worker.state.base import State

@@ -17,7 +17,8 @@ from spark_elastic.errors import SparkElasticError
 from spark_elastic.worker.checks.fingerprint import Named
 from spark_elastic.worker.checks.outside import checked_outside
 from spark_elastic.worker.checks.plain_loaders import PlainLoaders
-from spark_elastic.worker.checks.training_code import TrainingChecks, find_optimizers
+from spark_elastic.worker.checks.reachable import find_optimizers
+from spark_elastic.worker.checks.training_code import TrainingChecks
 from spark_elastic.worker.ddp import DistributedDataParallel
 from spark_elastic.worker.job import Job, current_job
 from spark_elastic.worker.registered import stepped

@@ -13,7 +13,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from spark_elastic.errors import CheckpointError, NotInWorldError, SparkElasticError, TrainingCodeError
 from spark_elastic.worker.checks.plain_loaders import PlainLoaders
-from spark_elastic.worker.checks.training_code import TrainingChecks, find_optimizers
+from spark_elastic.worker.checks.reachable import find_optimizers
+from spark_elastic.worker.checks.training_code import TrainingChecks
 from spark_elastic.worker.context import device
 from spark_elastic.worker.job import Job
 from spark_elastic.worker.state.fully_sharded.keeper import FullySharded
