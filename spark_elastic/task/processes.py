@@ -17,9 +17,12 @@ _PR_SET_CHILD_SUBREAPER = 36
 _PF_EXITING = 0x4
 
 KILL_SECONDS = 10.0
-TIDY_SECONDS = 1.0
+TIDY_SECONDS = 4.0
 # How many seconds a process waits for a request to fork before it ends, because it holds the memory of all its imports.
 IDLE_SECONDS = 600.0
+
+# In the command lines of processes that clean up after others: Python's resource tracker, torch's manager of shared memory.
+_TIDY = ("multiprocessing.resource_tracker", "torch_shm_manager")
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -121,8 +124,9 @@ def signal_open(pidfd: int, signal_number: int) -> None:
 def kill_descendants(spare: Collection[psutil.Process] = ()) -> None:
     """Send SIGKILL to every descendant of this process and wait until all have ended. Call ``adopt_orphans`` first.
 
-    Children in ``spare`` and their descendants are left alone. Python's resource trackers, which remove the shared memory and
-    semaphores of processes that have been killed, and then end by themselves, are given ``TIDY_SECONDS`` for that. After
+    Children in ``spare`` and their descendants are left alone. Python's resource trackers and torch's managers of shared memory,
+    which remove what processes that were killed have left there, and then end by themselves, are given ``TIDY_SECONDS`` for
+    that. After
     ``KILL_SECONDS`` this gives up on processes that do not end because the kernel holds them, for example in a broken file
     system.
     """
@@ -155,7 +159,7 @@ def _tree(process: psutil.Process) -> list[psutil.Process]:
 
 def _tidies_up(process: psutil.Process) -> bool:
     try:
-        return any("multiprocessing.resource_tracker" in word for word in process.cmdline())
+        return any(name in word for word in process.cmdline() for name in _TIDY)
     except psutil.Error:
         return False
 

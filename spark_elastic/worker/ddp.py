@@ -407,6 +407,8 @@ class DistributedDataParallel(nn.Module):
         if self._comm_hook is not None:
             self._comm_hook.register(ddp)
         self._keep(_ddp=ddp)
+        if any(isinstance(part, nn.SyncBatchNorm) for part in self.module.modules()):
+            weighting.weigh_at_outputs()
         own = set(getattr(self.module, "_ddp_params_and_buffers_to_ignore", ()))
         weighting.hook(
             parameter

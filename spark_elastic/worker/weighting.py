@@ -8,6 +8,10 @@ respect to inputs come out right by themselves.
 A pass may go back through forwards of different weights (a labelled and an unlabelled batch in one loss). Then what flows into a
 forward is also multiplied by the weight of this forward relative to that of the pass, and what flows out of the forward, into a
 model that came before, is divided by the same number.
+
+SyncBatchNorm adds up gradients of all ranks in the middle of a pass, so they have to be weighted before. With it, the pass has
+the weight 1, and each gradient gets the whole weight of its forward where it flows into that forward. A loss on something that
+the module keeps is then not weighted.
 """
 
 from __future__ import annotations
@@ -21,8 +25,7 @@ from torch.utils.hooks import RemovableHandle
 from spark_elastic.data.deliveries import deliveries
 from spark_elastic.data.stopwatch import note_gradients
 
-# Replaces a weight of zero, because some gradients are divided by weights. With this weight, the gradient of a repeated batch
-# is negligible.
+# Replaces a weight of zero, because some gradients are divided by weights.
 TINY = 2.0**-60
 
 
@@ -49,6 +52,8 @@ class Weighting:
         self._weight: float | None = None
         # The number of the last pass that has added to gradients.
         self.accumulated = -1
+        # Whether gradients are weighted where they flow into forwards, and not at the parameters.
+        self._at_outputs = False
 
     def hook(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Weight the gradients of these parameters from now on. A parameter that is given again gets no second hook."""
@@ -57,8 +62,13 @@ class Weighting:
                 # The parameter is kept beside its hook, so that no other object gets its id.
                 self._hooks[id(parameter)] = parameter, parameter.register_hook(self._weigh)
 
+    def weigh_at_outputs(self) -> None:
+        """Weight gradients before they flow through a model, because it adds up those of all ranks on the way."""
+        self._at_outputs = True
+
     def clear(self) -> None:
         """Remove the hooks, so that gradients are left as they are."""
+        self._at_outputs = False
         for _, hook in self._hooks.values():
             hook.remove()
         self._hooks.clear()
@@ -78,7 +88,7 @@ class Weighting:
         weight = forward.weight or TINY
         task = torch._C._current_graph_task_id()
         if self._weight is None or task != self._pass:
-            self._pass, self._weight = task, weight
+            self._pass, self._weight = task, 1.0 if self._at_outputs else weight
         return weight / self._weight
 
     def _weigh(self, gradient: torch.Tensor) -> torch.Tensor | None:
@@ -109,6 +119,9 @@ class Boundary(torch.autograd.Function):
         forward, weighting = ctx.owner
         forward.enter_backward()
         relative = weighting.relative(forward)
+        if ctx.is_leaving and forward.weight == 0.0:
+            # A mean over no rows is NaN, which no factor would remove.
+            return torch.zeros_like(gradients[0]), None, None, None
         factor = ctx.factor * (relative if ctx.is_leaving else 1.0 / relative)
         if factor == 1.0 and not torch.is_grad_enabled():
             return gradients[0], None, None, None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import torch
 
@@ -10,6 +11,10 @@ import torch
 _SHARDED = ("ZeroRedundancyOptimizer", "FullyShardedDataParallel")
 _DTENSOR = "a DTensor, as FSDP and tensor parallelism make them"
 _METRIC = "a torchmetrics metric whose values its state dict leaves out"
+_PARTIAL_METRIC = "a torchmetrics metric, of this rank's rows only"
+_PART_BY_PART = (
+    "reset, update and compute it between two commits; or call its persistent(True) and give it under local="
+)
 _DENSE = ", which a State does not support: every worker holds the whole model, in dense tensors"
 _HOW_TO_DIVIDE = (
     ". A model that fully_shard divides goes into a spark_elastic.ShardedState, and the norm of its gradients as "
@@ -23,8 +28,11 @@ _ADVICE = {
         ", whose parts end with the first loss; write spark_elastic.ZeroRedundancyOptimizer, which takes the same arguments"
     ),
     _METRIC: (
-        ", so that no commit would keep them, and they are of this rank's rows only: reset, update and compute it between two "
-        "commits; or call its persistent(True) and give it under local=, where a rank that is lost takes its part with it"
+        f", so that no commit would keep them, and they are of this rank's rows only: {_PART_BY_PART}, where a rank that is "
+        "lost takes its part with it"
+    ),
+    _PARTIAL_METRIC: (
+        f", which a reset would replace by another rank's: {_PART_BY_PART}, where a rank that is lost takes its part with it"
     ),
 }
 
@@ -50,11 +58,21 @@ def why_unsupported(value: object) -> str | None:
 
 
 def _forgets_its_values(value: object) -> bool:
+    return not all(flag for metric in _metrics_in(value) for flag in metric._persistent.values())
+
+
+def _metrics_in(value: object) -> list[Any]:
+    """Return a torchmetrics metric, or those of a collection; an empty list for anything else."""
     torchmetrics = sys.modules.get("torchmetrics")
     if torchmetrics is None or not isinstance(value, (torchmetrics.Metric, torchmetrics.MetricCollection)):
-        return False
-    metrics = value.values() if isinstance(value, torchmetrics.MetricCollection) else [value]
-    return not all(flag for metric in metrics for flag in metric._persistent.values())
+        return []
+    return list(value.values()) if isinstance(value, torchmetrics.MetricCollection) else [value]
+
+
+def check_is_shared(value: object, name: str) -> None:
+    """Raise ``TypeError`` for a value that is never the same on all ranks, such as a metric."""
+    if _metrics_in(value):
+        raise TypeError(f"{name} is {_PARTIAL_METRIC}{_ADVICE[_PARTIAL_METRIC]}")
 
 
 def check_supported(value: object, name: str) -> None:

@@ -16,7 +16,7 @@ from spark_elastic.errors import CheckpointError, SparkElasticError, StateLostEr
 from spark_elastic.worker.checks.aliases import check_aliases, check_live, watch_loads
 from spark_elastic.worker.checks.plain_values import find_unequal
 from spark_elastic.worker.checks.resumed_settings import dropped_objects, replaced_settings
-from spark_elastic.worker.checks.unsupported import check_supported
+from spark_elastic.worker.checks.unsupported import check_is_shared, check_supported
 from spark_elastic.worker.checks.user_frames import depth_of_user
 from spark_elastic.worker.context import device
 from spark_elastic.worker.job import Job, current_job, present_world
@@ -85,6 +85,8 @@ class ObjectState(State):
             if name.startswith("_") or hasattr(type(self), name):
                 raise ValueError(f"{name!r} cannot be the name of an object of a {type(self).__name__}; choose another")
             map_tree(partial(check_supported, name=name), value)
+            if name not in self._local:
+                map_tree(partial(check_is_shared, name=name), value)
             setattr(self, name, value)
         if current_job() is None:
             self._keep_first()
@@ -225,7 +227,10 @@ class ObjectState(State):
         self._keeper = self._commits.keeper = dividing_keeper(self._keeper.name, self._redundancy)
 
     def _begin(self, job: Job | None) -> None:
-        self._keeper.begin(self._values(shared=True))
+        shared = self._values(shared=True)
+        for name, value in shared.items():
+            map_tree(partial(check_is_shared, name=name), value)
+        self._keeper.begin(shared)
         super()._begin(job)
 
     def _lend(self) -> Lender:

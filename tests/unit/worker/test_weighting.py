@@ -43,6 +43,23 @@ class Two(Net):
         return {"hidden": hidden, "out": self.second(hidden)}
 
 
+class SyncBatchNorm(nn.SyncBatchNorm):
+    """Torch's arithmetic with the batches of all ranks, on a CPU, which torch's own does not run on."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        sums = torch.cat([x.sum(0), x.square().sum(0), x.new_tensor([len(x)])])
+        if torch.distributed.is_initialized():
+            sums = torch.distributed.nn.functional.all_reduce(sums)
+        mean, squares = sums[:-1].view(2, -1) / sums[-1].detach()
+        return (x - mean) / (squares - mean.square() + self.eps).sqrt() * self.weight + self.bias
+
+
+class Normalized(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.second = nn.Sequential(SyncBatchNorm(5), nn.Linear(5, 3))
+
+
 @dataclass
 class Output:
     out: torch.Tensor
@@ -278,6 +295,10 @@ def the_module_called_by_itself(s: Setting) -> None:
         s.step()
 
 
+def rows_that_are_normalized_over_all_ranks(s: Setting) -> None:
+    shares_that_change(s)
+
+
 def rows_set_by_hand(s: Setting) -> None:
     model = s.models[0]
     for number, (x, y) in enumerate(s.a):
@@ -288,6 +309,14 @@ def rows_set_by_hand(s: Setting) -> None:
         if not number % 2:
             model.set_rows(int(mask.sum()))
         ((losses * mask).sum() / mask.sum().clamp(min=1)).backward()
+        s.step()
+
+
+def rows_set_by_hand_of_which_some_ranks_have_none(s: Setting) -> None:
+    for x, y in s.a:
+        kept = x[:, 0] > 0.5
+        s.models[0].set_rows(int(kept.sum()))
+        mse_loss(s.models[0](x)[kept], y[kept]).backward()
         s.step()
 
 
@@ -313,6 +342,7 @@ LOOPS: dict[str, tuple[Loop, Callable[[], Setting]]] = {
             layers_that_begin_and_cease_to_train,
             the_module_called_by_itself,
             rows_set_by_hand,
+            rows_set_by_hand_of_which_some_ranks_have_none,
         ],
         lambda: Setting(Net(), Net()): [
             a_generator_and_a_discriminator,
@@ -322,6 +352,7 @@ LOOPS: dict[str, tuple[Loop, Callable[[], Setting]]] = {
         ],
         lambda: Setting(Two()): [outputs_that_depend_on_each_other],
         lambda: Setting(Plain()): [outputs_in_a_dataclass],
+        lambda: Setting(Normalized()): [rows_that_are_normalized_over_all_ranks],
     }.items()
     for loop in loops
 }
@@ -338,7 +369,10 @@ def play(name: str, place: tuple[int, int]) -> Gradients:
 
 
 def play_in_a_world(folder: Path, rank: int, size: int, names: list[str]) -> list[str]:
-    """Return what differs, for each loop."""
+    """Return what differs, for each loop. Runs in a process of its own."""
+    refuse_cpus = "_passing_sync_batchnorm_handle"
+    assert hasattr(nn.parallel.DistributedDataParallel, refuse_cpus)
+    setattr(nn.parallel.DistributedDataParallel, refuse_cpus, lambda self, module: None)
     wrong = []
     for number, name in enumerate(names):
         expected = play(name, (0, 1))

@@ -102,6 +102,14 @@ def test_a_metric_whose_values_no_commit_would_keep_is_refused_and_one_within_a_
             TorchState(rows=metric)
     kept = torchmetrics.SumMetric()
     kept.persistent(True)
+    with pytest.raises(
+        TypeError, match=r"rows is a torchmetrics metric, of this rank's rows only, .* give it under local="
+    ):
+        TorchState(rows=[kept])
+    later = TorchState()
+    later.rows = kept
+    with pytest.raises(TypeError, match="rows is a torchmetrics metric, of this rank's rows only"):
+        later._begin(None)
     state = TorchState(local={"rows": kept})
     kept.update(3.0)
     state.commit()
