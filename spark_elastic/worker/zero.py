@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from spark_elastic.errors import SparkElasticError
+from spark_elastic.errors import RanksDifferError, SparkElasticError
 from spark_elastic.worker.context import current_world
 from spark_elastic.worker.job import current_job
 from spark_elastic.worker.state.snapshot import find_objects
@@ -25,6 +25,8 @@ from spark_elastic.worker.world import translated_errors
 LARGE = 1 << 16
 # How many elements of each parameter that two ranks update are compared.
 PIECE = 1 << 12
+# On a GPU, where the host waits for a comparison, one in so many steps has one. A prime, which fits no period of a user's loop.
+SELDOM = 61
 # The fraction of an update by which two ranks may differ: more than processors differ in the last bits.
 TOLERANCE = 0.01
 
@@ -80,10 +82,11 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
     The optimizer has to update each parameter independently, from its own gradient and state. So LBFGS is refused, and so is a
     step in which an optimizer changes its own settings or keeps state that belongs to no parameter. A step that combines
     several parameters, as in the norm of all gradients, sees only those of its rank. Neighbours then get different weights for
-    the same parameters; they compare these at steps 1, 2, 4, 8 … of a generation, and raise ``SparkElasticError``. The state is
-    divided inside an elastic function whose State has the optimizer, in worlds of more than two ranks (three with
-    ``redundancy=2``). Everywhere else, and under ``run(elastic=False)``, this is the plain optimizer. ``add_param_group`` is
-    refused while the state is divided.
+    the same parameters, and so they do if gradients were not averaged. They compare all of these at steps 1, 2, 4, 8 … of a
+    generation and one at each other step, on GPUs at each 61st, and raise ``RanksDifferError``. The state is divided inside an
+    elastic function whose State has the optimizer, in worlds of more than two ranks (three with ``redundancy=2``). Everywhere
+    else, and under ``run(elastic=False)``, this is the plain optimizer. ``add_param_group`` is refused while the state is
+    divided.
     """
 
     def __init__(
@@ -277,31 +280,38 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
                     )
 
     def _choose_compared(self) -> list[torch.Tensor]:
-        """Choose parameters that this rank both updates and receives from another, at steps 1, 2, 4, 8 …; none at other steps."""
+        """Choose parameters that this rank both updates and receives from another: at steps 1, 2, 4, 8 … all, else one in turn.
+
+        An error at a step in between would else leave no trace, because ``_share`` makes weights equal again.
+        """
         division = self._division
         if division is None:
             return []
         self._steps += 1
-        if self._steps & (self._steps - 1):
-            return []
-        return [
+        twice = [
             parameter.detach()
             for number, parameter in enumerate(self.parameters)
             if parameter.grad is not None
             and self._is_mine(number)
             and division.owners[self._dealt[number]] != division.rank
         ]
+        if not twice or self._steps & (self._steps - 1) == 0:
+            return twice
+        chosen = twice[self._steps % len(twice)]
+        return [] if chosen.is_cuda and self._steps % SELDOM else [chosen]
 
     def _compare(self, before: list[torch.Tensor], updated: list[torch.Tensor], received: list[torch.Tensor]) -> None:
-        """Raise ``SparkElasticError`` if another rank has updated parameters differently."""
+        """Raise ``RanksDifferError`` if another rank has updated parameters differently."""
         for was, mine, theirs in zip(before, updated, received, strict=True):
             rounding = 4 * torch.finfo(theirs.dtype).eps * theirs.double().norm()
             if (mine.double() - theirs).norm() > TOLERANCE * (theirs.double() - was).norm() + rounding:
-                raise SparkElasticError(
-                    f"two ranks updated the same parameters with {type(self._inner).__name__} and got other weights: it computes "
-                    "something from several parameters in a step, such as the norm of all gradients, and cannot be divided among "
-                    "ranks (use it without ZeroRedundancyOptimizer, or clip ahead of the step), or gradients or settings differ "
-                    "from rank to rank"
+                name = type(self._inner).__name__
+                raise RanksDifferError(
+                    f"two ranks updated the same parameters with {name} and got different weights. The usual causes: gradients "
+                    "that are not averaged (a model that is called without se.DistributedDataParallel, a step after a backward "
+                    f"under no_sync()), settings that differ between ranks, such as the learning rate, or a {name} that computes "
+                    "something from several parameters in a step, such as the norm of all gradients (use it without "
+                    "ZeroRedundancyOptimizer, or clip before the step)"
                 )
 
     def _share(self, division: Division) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,13 @@ import torch
 from forked_world import on_ranks, world
 from torch import nn
 
-from spark_elastic import DistributedDataParallel, SparkElasticError, TorchState, ZeroRedundancyOptimizer
+from spark_elastic import (
+    DistributedDataParallel,
+    RanksDifferError,
+    SparkElasticError,
+    TorchState,
+    ZeroRedundancyOptimizer,
+)
 from spark_elastic.protocol.messages import Member
 from spark_elastic.worker.state.keepers.sharded import division_of
 from spark_elastic.worker.zero import Division, deal
@@ -216,14 +223,36 @@ def step_coupled(folder: Path, rank: int, size: int, redundancy: int) -> str:
         model(torch.ones(4, 8)).square().mean().backward()
         try:
             optimizer.step()
-        except SparkElasticError as error:
+        except RanksDifferError as error:
             return str(error)
     return ""
 
 
 def test_an_optimizer_that_couples_parameters_is_noticed_where_two_ranks_update_the_same_ones() -> None:
     told = on_ranks(3, step_coupled, 3, 1)
-    assert all("updated the same parameters with Coupled and got other weights" in each for each in told)
+    assert all("updated the same parameters with Coupled and got different weights" in each for each in told)
+
+
+def step_without_averaging(folder: Path, rank: int, size: int) -> list[int]:
+    """Return the numbers of the steps at which a difference was noticed."""
+    model = DistributedDataParallel(net())
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
+    noticed = []
+    with world(folder, rank, size, [model]):
+        optimizer.divide(divided(rank, size))
+        for number in range(1, 12):
+            optimizer.zero_grad()
+            with model.no_sync() if number % 3 == 0 else nullcontext():
+                model(torch.full((4, 8), 1.0 + rank)).square().mean().backward()
+            try:
+                optimizer.step()
+            except RanksDifferError:
+                noticed.append(number)
+    return noticed
+
+
+def test_gradients_that_are_not_averaged_are_noticed_at_any_step() -> None:
+    assert on_ranks(3, step_without_averaging, 3) == [[3, 6, 9]] * 3
 
 
 def test_what_cannot_be_divided_is_refused() -> None:
