@@ -340,9 +340,8 @@ def check_executors(master: str, conf: dict[str, str]) -> list[Diagnosis]:
         facts = context.parallelize(range(tasks), tasks).map(_facts).collect()
         limits = context.parallelize(range(tasks), tasks).map(hard_descriptor_limit).collect()
         found = [*compare(facts, _facts(0)), check_descriptors("executors", min(limits))]
-        if not any(
-            finding.level is Level.FAULT for finding in found
-        ):  # where numpy is missing, nothing can be measured
+        # Where numpy is missing, nothing can be measured.
+        if not any(finding.level is Level.FAULT for finding in found):
             found += compare_speeds(context.parallelize(range(tasks), tasks).map(measure_speed).collect())
     except Exception as error:
         fix = "executors need spark_elastic and its packages, and the Python version of the driver"

@@ -92,9 +92,8 @@ class ElasticDataLoader(PositionedLoader[Any]):
             )
         self.dataset = dataset
         self._kwargs = {**dataloader_kwargs, "persistent_workers": False}
-        DataLoader(
-            dataset, batch_sampler=[], **self._kwargs
-        )  # raises for wrong arguments now rather than at the first batch
+        # This raises for wrong arguments now rather than at the first batch.
+        DataLoader(dataset, batch_sampler=[], **self._kwargs)
         self._given_generator = dataloader_kwargs.get("generator")
         rows = len(dataset)
         # One lane whose single window is the epoch: a permutation of all items.

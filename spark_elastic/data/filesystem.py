@@ -165,9 +165,8 @@ def list_files(location: Location) -> list[tuple[str, int | None]]:
         found = location.filesystem.get_file_info(pafs.FileSelector(location.root, recursive=True))
     except DataError:
         raise
-    except (
-        Exception
-    ) as failure:  # drivers of object stores raise their own errors for credentials, options and time-outs
+    # Drivers of object stores raise their own errors for credentials, options and time-outs.
+    except Exception as failure:
         raise DataError(f"{location.root} cannot be listed: {type(failure).__name__}: {failure}") from failure
     prefix = location.root.rstrip("/") + "/"
     files = []

@@ -200,9 +200,8 @@ class _Life:
         self._slots = self._launcher.launch(ticket, self._settings.max_np, listener)
         with ExitStack() as stack:
             stack.enter_context(self._slots)
-            stack.callback(
-                self._queries.interrupt
-            )  # without a driver, everything that runs in the slots ends by itself
+            # Without a driver, everything that runs in the slots ends by itself.
+            stack.callback(self._queries.interrupt)
             stack.callback(self._slots.submit_no_more)
             self._listen(addressed.post)
             return self._read(self._result_of(self._driving))

@@ -149,9 +149,8 @@ class JobState:
         if self.world is not None:
             self.change_world(change)
         self.world = None
-        for (
-            worker
-        ) in self.workers.values():  # some workers may hold slices of a commit that cannot be put together any more
+        # Some workers may hold slices of a commit that cannot be put together any more.
+        for worker in self.workers.values():
             worker.commit, worker.slices = None, None
         self.newest_commit = None
         self.has_trained = False

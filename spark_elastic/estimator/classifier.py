@@ -82,9 +82,8 @@ class TorchClassifier(Predictor, HasClassifierCols, TorchClassifierAccessors, Pr
         assert model.model is not None
         with own_randomness(0):
             outputs = outputs_of(model.layout.call(with_graph(model.model), sample), model.layout)
-        computed = (
-            self.value("trainStep") is not None
-        )  # by a step of the user's, which may have nothing to do with the default
+        # A user's own step computes the loss, and may have nothing to do with the default loss.
+        computed = self.value("trainStep") is not None
         loss = self.value("loss") or (None if computed else self._default_loss())
         cast("TorchClassificationModel", model)._take_for_probabilities(outputs, loss)
 

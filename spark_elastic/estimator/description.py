@@ -107,9 +107,8 @@ class _Description:
         return [self._class(type(value)), self.of(held)]
 
     def _tensor(self, value: torch.Tensor) -> Json:
-        if (
-            isinstance(value, torch.nn.Parameter) and not self._weights
-        ):  # other objects' hooks and attributes may hold parameters
+        # Hooks and attributes of other objects may hold parameters.
+        if isinstance(value, torch.nn.Parameter) and not self._weights:
             return _shape(value)
         plain = value.detach().cpu().contiguous() if value.layout == torch.strided else value.detach().cpu().to_dense()
         return [

@@ -143,9 +143,8 @@ class PredictionModel(ElasticModel, HasPredictorCols):
             raise ValueError('predictionCol="" leaves out the predictions, of which evaluate computes its metrics')
         label = self.value("labelCol")
         if label in dataset.columns and isinstance(dataset.schema[label].dataType, BooleanType):
-            dataset = dataset.withColumn(
-                label, dataset[label].cast("double")
-            )  # Spark's evaluators require a numeric label
+            # Spark's evaluators require a numeric label.
+            dataset = dataset.withColumn(label, dataset[label].cast("double"))
         found = self.transform(dataset).persist()
         try:
             weight = {"weightCol": self.value("weightCol")} if self.value("weightCol") else {}

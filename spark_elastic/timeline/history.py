@@ -352,9 +352,8 @@ def _slow_workers(entries: Sequence[Entry], lines: Sequence[WorkerLine]) -> list
                 for rank, times in enumerate(change.slowness):
                     part, line = change.after[rank], ranks.get((generation, rank))
                     if line is not None and times >= reports.SLOW and part < change.before[rank]:
-                        first = found.get(
-                            line.worker
-                        )  # with a small share, time that is not in proportion to rows weighs more
+                        # With a small share, time that is not in proportion to rows weighs more.
+                        first = found.get(line.worker)
                         times = times if first is None else first.times
                         slow = RelievedWorker(
                             line.worker, rank, line.host, entry.time, times, part, sum(change.after), change.unit
@@ -424,6 +423,5 @@ def _texts(entries: Sequence[Entry]) -> dict[str, str]:
 
 
 def _is_number(value: object) -> bool:
-    return (
-        isinstance(value, (int, float)) and abs(value) <= sys.float_info.max
-    )  # neither NaN, nor what no float can hold
+    # The comparison refuses NaN, and integers that no float can hold.
+    return isinstance(value, (int, float)) and abs(value) <= sys.float_info.max

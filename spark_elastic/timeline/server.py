@@ -108,9 +108,8 @@ class LiveRun:
 
 
 def _is_over(entries: Sequence[Entry]) -> bool:
-    return any(
-        isinstance(entry.record, (JobFinished, JobFailed)) for entry in entries[-2:]
-    )  # an event about dropped events may follow
+    # An event about dropped events may follow the job's last one.
+    return any(isinstance(entry.record, (JobFinished, JobFailed)) for entry in entries[-2:])
 
 
 class PageServer(ThreadingHTTPServer):

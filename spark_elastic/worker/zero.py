@@ -156,9 +156,8 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         super().load_state_dict(state_dict)
         assert self._inner is not None
         groups = [dict(group) for group in self.param_groups]
-        self._inner.__setstate__(
-            {"state": self.state, "param_groups": groups}
-        )  # which knows the formats of older releases
+        # The inner optimizer knows the formats of older releases.
+        self._inner.__setstate__({"state": self.state, "param_groups": groups})
         for group, loaded in zip(self.param_groups, groups, strict=True):
             group.update(loaded)
         self._drop()

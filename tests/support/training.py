@@ -1202,10 +1202,8 @@ def many_models(steps: int) -> dict[str, Any]:
                 state.step += 1
                 seen.append((state.step, se.size()))
                 state.commit()
-                while se.size() == 1 and state.step in (
-                    steps // 3,
-                    steps - 8,
-                ):  # the lost worker's successor is on its way
+                # The lost worker's successor is on its way.
+                while se.size() == 1 and state.step in (steps // 3, steps - 8):
                     state.check_host_updates()
                     time.sleep(0.05)
                 if state.step == steps:

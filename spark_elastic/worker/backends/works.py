@@ -104,9 +104,8 @@ class _Collective(Guarded):
                 return self._work.wait(_AT_ONCE)
         if isinstance(self._future.wait(), _Lost):
             raise RuntimeError(_LOST)
-        return (
-            self._work.wait()
-        )  # this returns at once, and makes the current stream wait for what the work has begun on a GPU
+        # This returns at once, and makes the current stream wait for what the work has begun on a GPU.
+        return self._work.wait()
 
     def get_future(self) -> Any:
         return self._future

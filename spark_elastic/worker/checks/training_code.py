@@ -153,9 +153,8 @@ class TrainingChecks:
             )
         trained = [p for p in parameters if p.requires_grad and p.grad is not None]
         bare = [p for p in trained if id(p) not in wrapped and id(p) not in own_parameters]
-        if (
-            bare and not self._job.is_fixed
-        ):  # code in a fixed world may average gradients by hand; fingerprints reveal it if it does not
+        # Code in a fixed world may average gradients by hand; fingerprints reveal it if it does not.
+        if bare and not self._job.is_fixed:
             self._check_bare(bare, is_shared, bool(wrapped))
         if is_shared:
             self._check_beside(optimizer, shared)

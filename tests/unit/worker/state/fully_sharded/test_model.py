@@ -107,17 +107,8 @@ def _carried_over(folder: Path, rank: int, is_on_meta: bool, shard: Callable[...
         buffers = [torch.equal(a, b) for a, b in zip(first.module.buffers(), second.module.buffers(), strict=True)]
         rates = [model.optimizer.param_groups[0]["lr"] for model in (first, second)]
         names = [(part.parameter, part.key) for part in second.divided()]
-        return (
-            before,
-            drawn,
-            all(same) and all(buffers),
-            rates,
-            names,
-            second.module.out.weight
-            is (  # type: ignore[union-attr]
-                second.module.embedding.weight  # type: ignore[union-attr]
-            ),
-        )
+        is_tied = second.module.out.weight is second.module.embedding.weight  # type: ignore[union-attr]
+        return before, drawn, all(same) and all(buffers), rates, names, is_tied
 
 
 @pytest.mark.parametrize(("is_on_meta", "shard"), [(True, shard), (False, shard), (True, in_half_precision)])
