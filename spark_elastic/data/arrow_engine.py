@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
-from spark_elastic.data.choice import Columns, choose_columns
+from spark_elastic.data.column_choice import Columns, choose_columns
 from spark_elastic.data.columns import Column, Rows
 from spark_elastic.data.convert import convertible, from_transform, to_column
 from spark_elastic.data.engine import Reading

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from spark_elastic.data.choice import Columns
+    from spark_elastic.data.column_choice import Columns
     from spark_elastic.data.columns import Rows
     from spark_elastic.data.filesystem import Location
     from spark_elastic.data.filters import RowFilter

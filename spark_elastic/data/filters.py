@@ -20,8 +20,8 @@ from spark_elastic.data.filesystem import Location
 from spark_elastic.data.manifest import Manifest, RowGroup
 from spark_elastic.data.pinning import key_of
 from spark_elastic.data.predicates import PredicateBase, checked, fields_of
+from spark_elastic.data.row_values import row_values
 from spark_elastic.data.source import Source, each_file
-from spark_elastic.data.values import row_values
 from spark_elastic.errors import DataError
 
 Filters = object  # pc.Expression, or tuples (column, op, value), ANDed, or lists of such, ORed

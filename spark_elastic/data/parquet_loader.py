@@ -12,7 +12,7 @@ import numpy as np
 
 from spark_elastic._integers import whole_number
 from spark_elastic._saved_names import saved_as
-from spark_elastic.data.choice import Columns
+from spark_elastic.data.column_choice import Columns
 from spark_elastic.data.engine import ENGINES, Reading, open_engine
 from spark_elastic.data.engine_loader import EngineLoader
 from spark_elastic.data.filesystem import Urls, as_urls, locate

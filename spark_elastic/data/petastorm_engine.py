@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from spark_elastic.data.arrow_engine import select_columns
-from spark_elastic.data.choice import Columns
+from spark_elastic.data.column_choice import Columns
 from spark_elastic.data.columns import Column, Ragged, Rows
 from spark_elastic.data.convert import convertible, to_column
 from spark_elastic.data.engine import Reading

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 import pyarrow as pa
 
-from spark_elastic.data.choice import Columns, choose_columns
+from spark_elastic.data.column_choice import Columns, choose_columns
 from spark_elastic.data.images import decode_image
 from spark_elastic.errors import DataError
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from spark_elastic.worker.registered import non_persistent_buffers, same_values
+from spark_elastic.worker.module_registers import non_persistent_buffers, same_values
 
 # Attributes that torch itself changes.
 _TORCHS = {"training"}

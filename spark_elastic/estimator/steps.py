@@ -9,7 +9,7 @@ import torch
 import spark_elastic as se
 from spark_elastic.errors import TrainingCodeError
 from spark_elastic.estimator.plan import StepPlan
-from spark_elastic.worker.registered import stepped
+from spark_elastic.worker.module_registers import stepped
 
 
 def make_optimizer(steps: StepPlan, model: torch.nn.Module) -> torch.optim.Optimizer:

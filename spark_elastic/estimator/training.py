@@ -28,7 +28,7 @@ from spark_elastic.estimator.plan import Trained, TrainingPlan
 from spark_elastic.estimator.row_checks import check_classes, check_indexes, check_rows, check_weights, check_whole
 from spark_elastic.estimator.schedules import Course, make_scheduler
 from spark_elastic.estimator.steps import LossWatch, Passes, check_frozen, make_optimizer
-from spark_elastic.worker.registered import non_persistent_buffers
+from spark_elastic.worker.module_registers import non_persistent_buffers
 
 _log = logging.getLogger(__name__)
 _PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from spark_elastic.errors import TrainingCodeError
-from spark_elastic.worker.checks.by_hand import reductions
+from spark_elastic.worker.checks.manual_averaging import reductions
 from spark_elastic.worker.context import current_world
 from spark_elastic.worker.world import translated_errors
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from spark_elastic.errors import RanksDifferError
-from spark_elastic.worker.registered import Registered, same_objects
+from spark_elastic.worker.module_registers import Registered, same_objects
 from spark_elastic.worker.world import World, translated_errors
 
 if TYPE_CHECKING:

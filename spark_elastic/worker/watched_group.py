@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from spark_elastic.worker.backends.works import Guarded
-from spark_elastic.worker.checks.by_hand import reductions
+from spark_elastic.worker.checks.manual_averaging import reductions
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Backend as CollectiveGroup

@@ -19,8 +19,8 @@ from worker_stage import Stage, on_stage
 from spark_elastic.protocol.messages import CommitId, FormWorld, Member
 from spark_elastic.worker.group import Group
 from spark_elastic.worker.runtime import Runtime
-from spark_elastic.worker.state.moving import KeptParts
 from spark_elastic.worker.state.objects import ObjectState
+from spark_elastic.worker.state.optimizer_moves import KeptParts
 from spark_elastic.worker.state.snapshot import TensorBuffer
 from spark_elastic.worker.state.torch_state import TorchState
 from spark_elastic.worker.world import World

@@ -22,14 +22,14 @@ from torch.utils.hooks import RemovableHandle
 from spark_elastic.data.deliveries import deliveries
 from spark_elastic.data.loader import PositionedLoader, TakesWorld, has_part, iterated_alone
 from spark_elastic.errors import TrainingCodeError
-from spark_elastic.worker.checks.by_hand import reductions
+from spark_elastic.worker.checks.manual_averaging import reductions
 from spark_elastic.worker.checks.plain_loaders import PlainLoaders
 from spark_elastic.worker.checks.reachable import find_optimizers, reachable
 from spark_elastic.worker.checks.same_inputs import ENOUGH, same_inputs
 from spark_elastic.worker.checks.unkept_buffers import UnkeptBuffers
 from spark_elastic.worker.checks.user_frames import depth_of_user
 from spark_elastic.worker.job import Job, current_job
-from spark_elastic.worker.registered import stepped
+from spark_elastic.worker.module_registers import stepped
 from spark_elastic.worker.shards.loops import HOW, loops
 from spark_elastic.worker.shards.sharding import shards_in_use
 from spark_elastic.worker.zero import is_part

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from spark_elastic.worker.registered import non_persistent_buffers, same_values
+from spark_elastic.worker.module_registers import non_persistent_buffers, same_values
 from spark_elastic.worker.state.snapshot import find_objects
 
 # The steps of a generation at which buffers are compared. A buffer that changes between all of them is not just a filled cache.

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from spark_elastic.errors import TrainingCodeError
-from spark_elastic.worker.registered import Registered, registers
+from spark_elastic.worker.module_registers import Registered, registers
 
 
 class Buffer:

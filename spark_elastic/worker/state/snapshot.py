@@ -21,8 +21,8 @@ import torch
 from spark_elastic.checkpoint.skeleton import PLAIN, Leaf, StateDict, TensorSpec, is_plain, map_tree
 from spark_elastic.worker.checks.unsupported import check_supported, why_unsupported
 from spark_elastic.worker.state.pending_copy import PendingCopy, pending_copy
-from spark_elastic.worker.state.streams import read_forward
 from spark_elastic.worker.state.switches import note_switches
+from spark_elastic.worker.state.torchdata_position import read_forward
 
 T = TypeVar("T")
 

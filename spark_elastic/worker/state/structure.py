@@ -18,7 +18,7 @@ import torch
 
 from spark_elastic.checkpoint.skeleton import COMPILED, PLAIN
 from spark_elastic.errors import TrainingCodeError
-from spark_elastic.worker.registered import registers, stepped
+from spark_elastic.worker.module_registers import registers, stepped
 from spark_elastic.worker.state.snapshot import Stateful
 
 Objects = Mapping[str, Stateful]

@@ -17,7 +17,7 @@ from torch import nn
 
 from spark_elastic.checkpoint.skeleton import PLAIN, StateDict, map_tree
 from spark_elastic.worker.checks.unsupported import check_supported
-from spark_elastic.worker.registered import Registered, registers, same_objects, stepped
+from spark_elastic.worker.module_registers import Registered, registers, same_objects, stepped
 from spark_elastic.worker.state.snapshot import Found, Stateful
 
 Take = Callable[[object], object]

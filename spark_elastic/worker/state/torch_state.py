@@ -15,13 +15,13 @@ from spark_elastic.data.loader import Accountable, Countable, RowSource, TakesWo
 from spark_elastic.data.randomness import seed_all, set_random_states
 from spark_elastic.errors import SparkElasticError
 from spark_elastic.worker.checks.fingerprint import Named
-from spark_elastic.worker.checks.outside import checked_outside
+from spark_elastic.worker.checks.outside_a_job import checked_outside
 from spark_elastic.worker.checks.plain_loaders import PlainLoaders
 from spark_elastic.worker.checks.reachable import find_optimizers
 from spark_elastic.worker.checks.training_code import TrainingChecks
 from spark_elastic.worker.ddp import DistributedDataParallel
 from spark_elastic.worker.job import Job, current_job
-from spark_elastic.worker.registered import stepped
+from spark_elastic.worker.module_registers import stepped
 from spark_elastic.worker.shards.sharding import Sharding
 from spark_elastic.worker.state.generators import Generators
 from spark_elastic.worker.state.keepers import Keeper, keeper_maker

@@ -27,7 +27,7 @@ from spark_elastic.data.predicates import (
     in_reduce,
     in_set,
 )
-from spark_elastic.data.values import row_values
+from spark_elastic.data.row_values import row_values
 from spark_elastic.errors import DataError
 
 SPLIT = [0.5, 0.2, 0.25]

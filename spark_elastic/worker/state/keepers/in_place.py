@@ -18,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from spark_elastic.checkpoint.skeleton import PLAIN, StateDict
 from spark_elastic.errors import SparkElasticError, WorkerLostError
 from spark_elastic.worker.job import present_world
-from spark_elastic.worker.registered import Registered, registers, same_objects, stepped
+from spark_elastic.worker.module_registers import Registered, registers, same_objects, stepped
 from spark_elastic.worker.state.keepers.copies import PartlyCopied
 from spark_elastic.worker.state.pending_copy import PendingCopy
 from spark_elastic.worker.state.snapshot import KeptPart, Snapshot, Stateful, find_objects

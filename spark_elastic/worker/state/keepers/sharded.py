@@ -30,7 +30,7 @@ from spark_elastic.worker.state.gathering import Unsliced, gather, plan_gather
 from spark_elastic.worker.state.keepers.copies import WholeCopies, send_whole
 from spark_elastic.worker.state.keepers.in_place import SmallOptimizer, SmallPart, small_part
 from spark_elastic.worker.state.keepers.keeper import Keeper
-from spark_elastic.worker.state.moving import KeptParts, move, numbers_by_rank, plan_moves
+from spark_elastic.worker.state.optimizer_moves import KeptParts, move, numbers_by_rank, plan_moves
 from spark_elastic.worker.state.pending_copy import PendingCopy
 from spark_elastic.worker.state.slices import SliceBuffer, choose_slices, slice_of
 from spark_elastic.worker.state.snapshot import (

@@ -18,7 +18,7 @@ from spark_elastic.data import ElasticDataLoader
 from spark_elastic.data.deliveries import deliveries
 from spark_elastic.errors import TrainingCodeError
 from spark_elastic.worker.checks import plain_loaders, training_code
-from spark_elastic.worker.checks.by_hand import reductions
+from spark_elastic.worker.checks.manual_averaging import reductions
 from spark_elastic.worker.checks.same_inputs import same_inputs
 from spark_elastic.worker.collectives import allreduce
 from spark_elastic.worker.ddp import DistributedDataParallel

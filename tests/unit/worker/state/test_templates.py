@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from spark_elastic.worker.registered import registers
+from spark_elastic.worker.module_registers import registers
 from spark_elastic.worker.state.keepers import OnDevice
 from spark_elastic.worker.state.keepers.in_place import InPlace, SmallPart
 from spark_elastic.worker.state.snapshot import Snapshot, StateDict, as_state_dict

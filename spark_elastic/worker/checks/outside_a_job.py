@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from spark_elastic.worker.checks.by_hand import reductions
+from spark_elastic.worker.checks.manual_averaging import reductions
 from spark_elastic.worker.checks.training_code import module_of, not_wrapped
-from spark_elastic.worker.registered import stepped
+from spark_elastic.worker.module_registers import stepped
 
 if TYPE_CHECKING:
     from spark_elastic.worker.state.torch_state import TorchState

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from spark_elastic.worker.checks.by_hand import Reductions
+from spark_elastic.worker.checks.manual_averaging import Reductions
 
 
 def test_as_many_numbers_have_to_be_reduced_as_parameters_have_since_the_generation_began() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from spark_elastic.data.choice import choose_columns
+from spark_elastic.data.column_choice import choose_columns
 
 KNOWN = ["label", "feature_1", "feature_2", "feature.x", "name"]
 

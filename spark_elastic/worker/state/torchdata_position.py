@@ -1,4 +1,4 @@
-"""Streams: corrects the position of a torchdata loader that re-reads the batches before it, and so counts them twice."""
+"""Corrects the position of a torchdata loader that re-reads the batches before it, and so counts them twice."""
 
 from __future__ import annotations
 

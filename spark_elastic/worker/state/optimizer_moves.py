@@ -1,4 +1,4 @@
-"""Moving: the state of a ``ZeroRedundancyOptimizer`` goes from a commit's holders to its keepers in a new world.
+"""Optimizer moves: the state of a ``ZeroRedundancyOptimizer`` goes from a commit's holders to its keepers in a new world.
 
 Each parameter's state travels point to point, all at the same time. A rank that already holds what it is to keep receives
 nothing. The plan is a pure function of the members, which all ranks know.
