@@ -11,7 +11,7 @@ PETASTORM := .venv-petastorm
 # its share takes half of what another has left: long modules at the end would else run one after the other on one worker.
 TEST_PROCESSES ?= 2
 
-# Where Python writes no bytecode, each of the thousands of processes that tests start compiles the package anew.
+# Where Python writes no bytecode, each of the thousands of processes that tests start compiles the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup environments demo browser test unit test-clusters wheel-test docs pages schedules simulate fuzz chaos bits memory gpu lint bench java clean
@@ -28,7 +28,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 # All that the suite runs in. `make --jobs` installs both at the same time.
 environments: $(VENV)/spark.jsa $(PETASTORM)/spark.jsa
 
-# Each JVM of the suite starts from this archive of Spark's classes, in a third of the time; each Python of Spark's imports a compiled
+# Each JVM of the suite starts from this archive of Spark's classes, in a third of the time; each Spark Python process imports a compiled
 # pyspark.
 %/spark.jsa: %/.installed
 	$*/bin/python tests/support/compiled_pyspark.py

@@ -140,7 +140,7 @@ def main() -> int:
 
 
 def has_gpu() -> bool:
-    """Whether this machine has a GPU of NVIDIA's, found without torch."""
+    """Whether this machine has an NVIDIA GPU, found without torch."""
     if glob.glob("/dev/nvidia[0-9]*"):
         return True
     command = shutil.which("nvidia-smi")

@@ -156,7 +156,7 @@ def memory(url: str, world: int) -> dict[str, float]:
         return int(line.split()[1]) / 1024
 
     torch.set_num_threads(1)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts over
     before = resident("VmRSS")
     loader = ParquetLoader(url, BATCH)
     loader.set_world(0, world)

@@ -33,7 +33,7 @@ OURS = {
     "KERAS_BACKEND": "set to `torch` by `spark_elastic.keras`, unless it is set",
     "SPARK_REUSE_WORKER": "read in tasks; Spark sets it where it uses Python processes again, and importers are kept there, too",
     "SPARK_ELASTIC_EXECUTOR_PID": "set in workers to the process of their executor, which injected faults strike",
-    "SPARK_ELASTIC_TASK_PID": "set in workers to the process of their task, likewise",
+    "SPARK_ELASTIC_TASK_PID": "set in workers to the process of their task, which injected faults strike, too",
     "SPARK_HOME": "read by `doctor`: where `conf/spark-defaults.conf` is",
     "SPARK_CONF_DIR": "read by `doctor`: where `spark-defaults.conf` is",
     "NCCL_SOCKET_IFNAME": "set in workers with NCCL to the interface that reaches the driver, unless it is set",
@@ -77,7 +77,7 @@ def document() -> str:
         "Scripts that are started by `spark-elastic run --restart-on-change` find, as under torchrun: "
         + ", ".join(f"`{name}`" for name in _script_variables())
         + ".\n",
-        "## Params of the estimators\n\nWhat they mean in practice is told in [Estimators](estimator.md).\n\n"
+        "## Params of the estimators\n\n[Estimators](estimator.md) explains what they mean in practice.\n\n"
         + _table(("Param", "Default", "Meaning"), _params(TorchEstimator)),
         "The other estimators have no `inputs`, `labelCols` and `outputCols`. They have these Params besides, and all\n"
         "others with the same defaults:\n",
@@ -155,7 +155,7 @@ def _params(kind: Any) -> Iterable[tuple[str, ...]]:
 
 
 def _params_beside(kind: Any, other: Any) -> str:
-    """The Params that another kind has not, or with another meaning, or that have a default here and not the same there."""
+    """The Params that another kind lacks, or that have another meaning there, or a default here that is not the same there."""
     known = {name: (default, text) for name, default, text in _params(other)}
     own = []
     for name, default, text in _params(kind):

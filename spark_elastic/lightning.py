@@ -113,14 +113,14 @@ class LightningState(TorchState):
         """Return a Trainer for the current world that continues from the last commit. Call this inside the elastic function.
 
         settings: those of ``Trainer``, except ``strategy``, ``devices``, ``num_nodes`` and ``use_distributed_sampler``, which
-        the job decides: they raise ``TypeError``. ``ValueError`` is raised for what would begin anew with each Trainer. Your
-        callbacks run before the one that commits. The Trainer writes no
-        checkpoints unless you give ``enable_checkpointing``, because ``run(checkpoint=)`` writes them.
+        the job decides: they raise ``TypeError``. ``ValueError`` is raised for what would start over with each Trainer. Your
+        callbacks run before the one that commits. The Trainer writes no checkpoints unless you give ``enable_checkpointing``,
+        because ``run(checkpoint=)`` writes them.
         """
         for name in _OURS:
             if name in settings:
                 raise TypeError(
-                    f"{name} is decided by the job, which has one process and one device a worker: leave it out"
+                    f"{name} is decided by the job, which has one process and one device per worker: leave it out"
                 )
         _refuse(settings)
         callbacks = settings.pop("callbacks", None) or []
@@ -128,12 +128,12 @@ class LightningState(TorchState):
         for callback in callbacks:
             if isinstance(callback, _AVERAGES):
                 raise ValueError(
-                    f"{type(callback).__name__} begins its average anew with each Trainer, and each world has its own: keep a "
+                    f"{type(callback).__name__} starts its average over with each Trainer, and each world has its own: keep a "
                     "torch.optim.swa_utils.AveragedModel in the state, and update it in on_train_batch_end"
                 )
             if isinstance(callback, _REFUSED):
                 raise ValueError(
-                    f"{type(callback).__name__} tries, or freezes, anew with each Trainer, and each world has its own: "
+                    f"{type(callback).__name__} tries, or freezes, again with each Trainer, and each world has its own: "
                     "set the learning rate, the batch size and requires_grad before the LightningState is made"
                 )
         settings.setdefault("enable_checkpointing", False)

@@ -187,7 +187,7 @@ def list_of_loggers(value: object) -> list[Logger]:
         raise TypeError(f"loggers must be a list of loggers, not {value!r}")
     for each in value:
         if not isinstance(each, Logger):
-            raise TypeError(f"{each!r} is no logger of spark_elastic.loggers, nor derived from its Logger")
+            raise TypeError(f"{each!r} is not a logger of spark_elastic.loggers, nor derived from its Logger")
     return list(value)
 
 

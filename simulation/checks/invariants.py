@@ -169,7 +169,7 @@ class Invariants:
             case do.Record(StateLost()):
                 self._check_state_is_lost()
                 if not simulation.schedule.job.durable:
-                    simulation.fail("training begins anew, and there is no durable checkpoint")
+                    simulation.fail("training starts over, and there is no durable checkpoint")
             case do.FailJob(StateLostError()):
                 self._check_state_is_lost()
             case do.FormWorld():

@@ -40,7 +40,7 @@ class Universe:
         self.is_over = False
         # Commits that workers have made.
         self.commits = 0
-        # Until when everything that starts anew fails.
+        # Until when everything fails that is started again.
         self.newcomers_fail_until = 0.0
         self.faults_at: dict[str, list[Any]] = {}
 

@@ -153,7 +153,7 @@ class _Reader:
             except (ImportError, AttributeError) as error:
                 raise CheckpointError(
                     f"the objects of checkpoint {self.name} of {self.directory.url} need code that is not here: {error}. Make "
-                    "it importable on the workers, or give another checkpoint= to begin anew"
+                    "it importable on the workers, or give another checkpoint= to start over"
                 ) from error
             return objects
 

@@ -243,8 +243,8 @@ class CheckpointDirectory:
             if version > VERSION_OF_PARTS:
                 raise CheckpointError(
                     f"checkpoint {name} of {self.url} has format {version}, and this release of spark_elastic reads formats 1 "
-                    f"to {VERSION_OF_PARTS}: a later release wrote it. Use that release, or give another checkpoint= to begin "
-                    "anew"
+                    f"to {VERSION_OF_PARTS}: a later release wrote it. Use that release, or give another checkpoint= to start "
+                    "over"
                 )
             if version < 1:
                 raise msgspec.ValidationError(f"there is no format {version}")

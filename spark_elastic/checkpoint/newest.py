@@ -135,7 +135,7 @@ def _load_first(
             reason = str(error)
     if names:
         raise DamagedError(
-            f"all {len(names)} checkpoints of {directory.url} are damaged; remove them to begin anew. The last tried: {reason}"
+            f"all {len(names)} checkpoints of {directory.url} are damaged; remove them to start over. The last tried: {reason}"
         )
     return None
 

@@ -72,7 +72,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     """Add the command to the parser."""
     parser = commands.add_parser("doctor", help="look for faults in the set-up", description=__doc__)
     parser.add_argument("--master", help="start Spark there and look at its executors, too")
-    parser.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", help="a setting of Spark's")
+    parser.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", help="a Spark setting")
     parser.add_argument("--local", action="store_true", help="look only at what run(local=True) needs")
     parser.add_argument("--driver-port", type=int, default=0, help="the port that run(driver_port=) is to use")
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")

@@ -108,14 +108,14 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     parser.add_argument(
         "--master", help="the URL of Spark's master; by default a local-cluster with one executor for each core"
     )
-    parser.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", help="a setting of Spark's")
+    parser.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", help="a Spark setting")
     parser.add_argument(
         "--env", action="append", default=[], metavar="NAME=VALUE", help="an environment variable for the workers"
     )
     parser.add_argument(
         "--restart-on-change",
         action="store_true",
-        help="start the script anew whenever workers arrive or leave, like torchrun",
+        help="start the script again whenever workers arrive or leave, like torchrun",
     )
     parser.add_argument(
         "--max-restarts",
@@ -154,7 +154,7 @@ def run(options: argparse.Namespace) -> int:
     call: Callable[[], object] = target
     restarts = options.max_restarts
     if restarts is not None and not options.restart_on_change:
-        raise ValueError("--max-restarts needs --restart-on-change, which starts the script anew")
+        raise ValueError("--max-restarts needs --restart-on-change, which starts the script again")
     if restarts is not None and restarts < 0:
         raise ValueError(f"--max-restarts must be a whole number from 0 on, not {restarts}")
     for name, value in torchrun_sizes(options.nproc_per_node, options.nnodes).items():

@@ -31,7 +31,7 @@ def select_columns(manifest: Manifest, columns: Columns, *, transformed: bool) -
 
     def trouble(name: str) -> str:
         kind = schema.field(name).type
-        return "" if transformed or convertible(kind) else f"{kind}, of which no tensor can be made"
+        return "" if transformed or convertible(kind) else f"{kind}, which cannot be made into a tensor"
 
     return choose_columns(columns, schema.names, trouble)
 
@@ -69,7 +69,7 @@ def open_engine(reading: Reading) -> ArrowEngine:
     else:
         names = select_columns(manifest, columns, transformed=transform is not None)
         if columns is None and not names:
-            raise ValueError(f"no column of {manifest.name} is of numbers ({manifest.schema.names}); give a transform=")
+            raise ValueError(f"no column of {manifest.name} has numbers ({manifest.schema.names}); give a transform=")
         row_bytes = decoded_bytes(manifest, names)
     return ArrowEngine(
         manifest,

@@ -25,7 +25,7 @@ def choose_columns(
             matching = [name for name in known if column.fullmatch(name)]
             readable = [name for name in matching if not trouble(name)]
             if not readable:
-                found = f"only {', '.join(matching)}, of which no tensor can be made" if matching else "no column"
+                found = f"only {', '.join(matching)}, which cannot be made into a tensor" if matching else "no column"
                 raise ValueError(f"columns: {column.pattern!r} matches {found} of {', '.join(known)}")
             chosen += readable
         elif not isinstance(column, str):

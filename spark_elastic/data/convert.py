@@ -44,7 +44,7 @@ def to_column(array: pa.Array | pa.ChunkedArray, name: str, where: str) -> Colum
         )
     kind = array.type
     if not convertible(kind):
-        raise DataError(f"{where}: column {name!r} is {kind}, of which no tensor can be made; give a transform=")
+        raise DataError(f"{where}: column {name!r} is {kind}, which cannot be made into a tensor; give a transform=")
     if isinstance(kind, pa.FixedShapeTensorType):
         values = to_column(array.storage.flatten(), name, where)
         assert isinstance(values, np.ndarray)
@@ -133,7 +133,7 @@ def _of_numbers(value: object, what: str) -> np.ndarray:
             return column
     except (TypeError, ValueError, RuntimeError) as failure:
         kind = getattr(value, "dtype", type(value).__name__)
-        raise DataError(f"{what} {kind}, of which no array of numbers can be made: {failure}") from failure
+        raise DataError(f"{what} {kind}, which cannot be made into an array of numbers: {failure}") from failure
     raise DataError(f"{what} dtype {column.dtype}, not of numbers")
 
 

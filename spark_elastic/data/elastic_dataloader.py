@@ -81,7 +81,7 @@ class ElasticDataLoader(PositionedLoader[Any]):
         seed = whole_number("seed", seed, 0)
         plan = BatchPlan(batch_size, global_batch_size, drop_last, shards, balance)
         if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
-            raise ValueError(f"{type(dataset).__name__} is no map-style dataset: it needs __getitem__ and __len__")
+            raise ValueError(f"{type(dataset).__name__} is not a map-style dataset: it needs __getitem__ and __len__")
         for name in _OURS:
             if name in dataloader_kwargs:
                 raise ValueError(f"{name}= is chosen by ElasticDataLoader itself and cannot be given")

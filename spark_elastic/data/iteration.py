@@ -22,7 +22,7 @@ class Iteration(Iterator[T]):
         if self._ended_by:
             raise DataError(
                 f"{self._ended_by}, which ended this iteration before the epoch's end: a loader has one position. Call "
-                "iter(loader) anew to go on from it, and make another loader where rows are to be read twice"
+                "iter(loader) again to go on from it, and make another loader if rows should be read twice"
             )
         return next(self._batches)
 

@@ -287,7 +287,7 @@ class PositionedLoader(Generic[T]):
         if state.get("version") != _VERSION:
             raise DataError(
                 f"the loader's state has version {state.get('version')}, not {_VERSION}: another version of spark_elastic "
-                "saved it. Use that one, or begin anew"
+                "saved it. Use that one, or start over"
             )
         for key, ours in self._identity.items():
             if state.get(key) == ours:
@@ -371,7 +371,7 @@ class PositionedLoader(Generic[T]):
             if not self._entered_at_end and self._tracker.rank == 0:
                 warnings.warn(
                     f"{ended}, so there are no batches now. A loader in a State needs set_epoch({self.epoch + 1}) first; one "
-                    "that validates does not belong into the State",
+                    "that validates does not belong in the State",
                     stacklevel=2,
                 )
         if self._tracker.exhausted and self._tracker.total and not self._tracker.position:

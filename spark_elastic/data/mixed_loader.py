@@ -180,7 +180,9 @@ class _MixBuilder:
         names = batches[0].keys()
         for batch in batches:
             if batch.keys() != names:
-                raise DataError(f"the loaders of a mix have other columns: {', '.join(names)}, and {', '.join(batch)}")
+                raise DataError(
+                    f"the loaders of a mix have different columns: {', '.join(names)}, and {', '.join(batch)}"
+                )
         order = torch.from_numpy(np.argsort(np.argsort(datasets, kind="stable"), kind="stable"))
         merged = {name: self._column(name, [batch[name] for batch in batches], order) for name in names}
         if "_row_group" in merged:
@@ -245,7 +247,7 @@ def _normalized(probabilities: Sequence[float], count: int) -> list[float]:
     except (TypeError, ValueError, OverflowError) as failure:
         raise ValueError(f"probabilities must be a list of numbers, not {probabilities!r}") from failure
     if len(weights) != count:
-        raise ValueError(f"probabilities must be as many as there are loaders, {count}, not {len(weights)}")
+        raise ValueError(f"probabilities must have one number for each of the {count} loaders, not {len(weights)}")
     if not all(weight > 0 and math.isfinite(weight) for weight in weights):
         raise ValueError(f"probabilities must be above 0, not {probabilities!r}")
     normalized = [weight / sum(weights) for weight in weights]

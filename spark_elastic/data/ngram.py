@@ -116,7 +116,7 @@ class NGram:
             for column in columns:
                 matching = [name for name in known if name == column or _matches(column, name)]
                 if not matching:
-                    raise ValueError(f"ngram: no column is {column!r} among {', '.join(known)}")
+                    raise ValueError(f"ngram: there is no column {column!r} among {', '.join(known)}")
                 named += matching
             for name in dict.fromkeys(named):
                 found.setdefault(name, []).append(offset - min(self.fields))

@@ -54,8 +54,8 @@ class ParquetLoader(EngineLoader):
             groups only). Without shuffling, rows come in the order of the files, and every rank reads all of them.
         seed: for everything random. The order depends on the seed and the epoch only.
         filters: in pyarrow's form. Rows that pass are counted when the loader is made; if there are none, a warning is issued.
-        predicate: one of `spark_elastic.data.predicates`, or of Petastorm's; evaluated for each row that passes `filters`.
-        rowgroup_selector: one of `spark_elastic.data.selectors`, or of Petastorm's. Only the row groups that it selects by
+        predicate: from `spark_elastic.data.predicates` or from Petastorm; evaluated for each row that passes `filters`.
+        rowgroup_selector: from `spark_elastic.data.selectors` or from Petastorm. Only the row groups that it selects by
             Petastorm's index count as part of the dataset, before anything else is chosen.
         engine, engine_options: "arrow", or "petastorm" for Petastorm's reader workers, with options of `petastorm.make_reader`.
         transform: called with a pyarrow.Table of some rows of one row group; returns a table or a dict of arrays or tensors

@@ -93,7 +93,7 @@ class PetastormEngine:
         self._columns = _select(manifest, columns, transformed=transform is not None)
         if not self._columns and columns is None:
             raise ValueError(
-                f"no column of {manifest.name} is of numbers that Petastorm reads ({manifest.schema.names}); give a "
+                f"no column of {manifest.name} has numbers that Petastorm reads ({manifest.schema.names}); give a "
                 "transform=, or use engine='arrow'"
             )
         self._filter = row_filter

@@ -1,7 +1,8 @@
 """Predicates: conditions on rows, in Python. `ParquetLoader(predicate=…)` reads the rows for which a predicate is true.
 
-They have the names and arguments of Petastorm's, and pass the same rows; Petastorm's own are accepted as well. A predicate is
-called for each row, which takes microseconds each time: conditions that pyarrow can express are faster in `filters=`.
+They have the names and arguments of Petastorm's predicates, and pass the same rows; Petastorm's own are accepted as well. A
+predicate is called for each row, which takes microseconds each time: conditions that pyarrow can express are faster in
+`filters=`.
 
 Values have the type of their column: a NumPy number, a string, an array for a list or an encoded array. A null is None, or NaN
 if the column has fractional numbers. A timestamp is a datetime64[ns], in UTC if its column has a time zone; a date is a

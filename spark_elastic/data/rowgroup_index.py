@@ -147,7 +147,7 @@ def read_indexes(pickled: bytes) -> dict[str, _Index]:
         # Python 2 pickled the bytes of values as its text.
         found = _Unpickler(io.BytesIO(pickled), encoding="latin1").load()
         if not all(type(name) is str and type(index) is _Index for name, index in found.items()):
-            raise ValueError("it is no dict of indexers")
+            raise ValueError("it is not a dict of indexers")
         for index in found.values():
             index.numbers  # noqa: B018  # raises for what is no index
         return dict(found)

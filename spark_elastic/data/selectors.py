@@ -1,8 +1,8 @@
 """Row-group selectors choose the row groups to read, by an index that Petastorm's `build_rowgroup_index` has stored.
 
-`ParquetLoader(rowgroup_selector=…)` takes these, which have the names and arguments of Petastorm's, and Petastorm's own. All
-rows of a selected row group are read. To avoid maintaining an index, use `filters=`, which skips row groups by their Parquet
-statistics.
+`ParquetLoader(rowgroup_selector=…)` takes these, which have the names and arguments of Petastorm's selectors, and also takes
+Petastorm's own. All rows of a selected row group are read. To avoid maintaining an index, use `filters=`, which skips row
+groups by their Parquet statistics.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class HostDiscovery:
 
     def __enter__(self) -> HostDiscovery:
         if shutil.which(self._script) is None:
-            raise DiscoveryError(f"host_discovery_script={self._script!r} is no executable file")
+            raise DiscoveryError(f"host_discovery_script={self._script!r} is not an executable file")
         self._tell(self._ask())
         self._thread.start()
         return self

@@ -186,7 +186,7 @@ class Narrator:
         begins = (
             f"goes on from the durable checkpoint of step {step}"
             if step
-            else "begins anew: no checkpoint had been written"
+            else "starts over: no checkpoint had been written"
         )
         return [(level, f"generation {generation} {begins}")] if is_told else []
 

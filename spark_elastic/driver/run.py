@@ -160,7 +160,7 @@ def run(
         ValueError, TypeError: an argument is wrong. Nothing was started.
 
     The call blocks until the job ends; Ctrl-C ends it. When it has returned or raised, nothing of the job is left. Processes
-    that have imported torch, but nothing of the user's, wait for the next run: on executors for as long as Spark keeps its own
+    that have imported torch, but no user code, wait for the next run: on executors for as long as Spark keeps its own
     Python processes, with ``local=True`` until ``shutdown``, at most for ten minutes.
     """
     call = _pickle_call(fn, args, kwargs)
@@ -222,7 +222,7 @@ def run(
         try:
             results = place.run(launcher, settings, call, log, OutputPrinter(display.aside))
         except SparkElasticError as error:
-            raise error.with_traceback(None)  # noqa: B904  # frames of ours say nothing about what went wrong in the job
+            raise error.with_traceback(None)  # noqa: B904  # our own frames say nothing about what went wrong in the job
     strikes.warn_of_missing()
     return [_unpickle_result(place, result) for place, result in enumerate(results)]
 

@@ -88,10 +88,12 @@ class JobSettings:
             check_fraction("replace_slow", self.replace_slow)
             if not self.elastic:
                 raise ValueError(
-                    "replace_slow needs a world that can go on without a worker, which elastic=False has not"
+                    "replace_slow needs a world that can continue without one of its workers; with elastic=False it cannot"
                 )
         if self.adaptive_np and not self.elastic:
-            raise ValueError("adaptive_np needs a world that can go on with fewer workers, which elastic=False has not")
+            raise ValueError(
+                "adaptive_np needs a world that can continue with fewer workers; with elastic=False it cannot"
+            )
         if self.backend is not None and self.backend not in BACKENDS:
             raise ValueError(f"backend must be one of {', '.join(BACKENDS)} or None, not {self.backend!r}")
         object.__setattr__(self, "driver_port", whole_number("driver_port", self.driver_port, 0))

@@ -288,7 +288,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
             warnings.warn(
                 f"attributes of the network ({', '.join(trained.changed)}) were changed by training, and the model has them as "
                 "they were before: a fit keeps parameters and buffers, so make buffers of them (register_buffer), unless forward "
-                "sets them anew each time",
+                "sets them each time",
                 stacklevel=4,
             )
         model.describe(model=network.eval(), history=trained.history, run_id=run_id)

@@ -85,7 +85,7 @@ def probabilities_by(output: torch.Tensor) -> str | None:
 def are_probabilities(outputs: Sequence[torch.Tensor], loss: object = None) -> bool | None:
     """Whether a classifier's only output consists of probabilities, of each class or of class 1; None if that is not clear.
 
-    The loss tells if it is one of torch's, else the network's last step. If that does not tell, several numbers that are from 0
+    The loss tells if it is a torch loss, else the network's last step. If that does not tell, several numbers that are from 0
     to 1 and add up to 1 in different rows are probabilities; other numbers that are all from 0 to 1 may be.
     """
     if len(outputs) != 1:

@@ -50,8 +50,8 @@ def exported(
         return torch.export.export(network, tuple(args), kwargs, dynamic_shapes=shapes)
     except Exception as error:
         raise ValueError(
-            f"{type(network).__name__} cannot be exported with these columns: {error}. Columns of whole numbers, and other rows "
-            "than zeros, are to be given as rows="
+            f"{type(network).__name__} cannot be exported with these columns: {error}. If the network takes "
+            "whole numbers, or other rows than zeros, give some as rows="
         ) from error
 
 
@@ -61,6 +61,6 @@ def _zeros(layout: Layout, shapes: Mapping[str, tuple[int, ...] | None]) -> dict
     for name in layout.features:
         shape = shapes.get(name)
         if shape is None:
-            raise ValueError(f"column {name!r} has lists of different lengths, with which no network is exported")
+            raise ValueError(f"column {name!r} has lists of different lengths, with which a network cannot be exported")
         found[name] = torch.zeros((ROWS, *shape))
     return found

@@ -270,7 +270,7 @@ class TrainingParams(FitParams, TrainingParamsAccessors):
     )
     resourceProfile = param(
         "resourceProfile",
-        "what each task is given while it trains: a dict with cpus and gpus, or a ResourceProfile of Spark's",
+        "what each task is given while it trains: a dict with cpus and gpus, or a Spark ResourceProfile",
         task_resources,
     )
     useGpu = param("useGpu", "True: GPUs only, False: CPUs only, None: what Spark has assigned", boolean)

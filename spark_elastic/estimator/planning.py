@@ -360,8 +360,8 @@ def _copied(network: torch.nn.Module, optimizer: Any) -> tuple[torch.nn.Module, 
     except Exception as error:
         if any(hasattr(part, "parametrizations") for part in network.modules()):
             raise ValueError(
-                "torch pickles no network with torch.nn.utils.parametrizations, and workers get it pickled: compute the weight "
-                "in forward, or use torch.nn.utils.weight_norm or spectral_norm"
+                "torch cannot pickle a network with torch.nn.utils.parametrizations, and workers get it pickled: compute the "
+                "weight in forward, or use torch.nn.utils.weight_norm or spectral_norm"
             ) from error
         hooked = [name for name, parameter in network.named_parameters() if hooks_of(parameter)]
         hint = f" (the network has hooks on parameters: {', '.join(hooked[:3])})" if hooked else ""
@@ -398,7 +398,7 @@ def _steps(
         raise ValueError("optimizerParams and learningRate are for an optimizer's class; the instance has its own")
     if isinstance(optimizer, torch.optim.Optimizer) and params.value("zeroRedundancy"):
         raise ValueError(
-            "zeroRedundancy=True makes an optimizer for some parameters on each worker: give its class, no instance"
+            "zeroRedundancy=True makes an optimizer for some parameters on each worker: give its class, not an instance"
         )
     if params.value("schedulerParams") and params.value("scheduler") is None:
         raise ValueError(f"schedulerParams={params.value('schedulerParams')} need a scheduler, and none is given")

@@ -132,7 +132,7 @@ def place_of(address: str) -> int:
         os.environ["CUDA_VISIBLE_DEVICES"] = address
     elif os.environ.get("CUDA_VISIBLE_DEVICES") != address:
         raise SparkElasticError(
-            f"this Python process of Spark's has begun to use another GPU than {address}, which Spark has assigned to its "
+            f"this Spark Python process has begun to use another GPU than {address}, which Spark has assigned to its "
             "present task: set spark.python.worker.reuse=false"
         )
     return 0

@@ -33,7 +33,7 @@ def refuse(trainer: Trainer) -> None:
         ),
         "model_init": (
             trainer.model_init is not None,
-            "it would begin anew after each change of the world: give model=",
+            "it would start over after each change of the world: give model=",
         ),
         "auto_find_batch_size": (args.auto_find_batch_size, "give per_device_train_batch_size"),
         "torch_compile": (args.torch_compile, "call model.compile() ahead of the ElasticTrainer"),

@@ -143,7 +143,7 @@ class ElasticTrainer(Trainer):
         """
         if resume_from_checkpoint or trial is not None:
             raise ValueError(
-                "resume_from_checkpoint= and trial= would begin anew after each change of the world: give run(checkpoint=), "
+                "resume_from_checkpoint= and trial= would start over after each change of the world: give run(checkpoint=), "
                 "from which a job goes on, and search over jobs"
             )
         callbacks = self.callback_handler.callbacks

@@ -61,7 +61,7 @@ def check_callbacks(callbacks: Iterable[keras.callbacks.Callback]) -> None:
                 "run(checkpoint=, checkpoint_interval=)"
             )
         if isinstance(callback, CSVLogger) and not callback.append:
-            raise ValueError("CSVLogger would begin its file anew after each change of the world: give append=True")
+            raise ValueError("CSVLogger would start its file over after each change of the world: give append=True")
 
 
 def check_losses(model: keras.Model) -> None:
@@ -70,8 +70,8 @@ def check_losses(model: keras.Model) -> None:
         reduction = getattr(loss, "reduction", None)
         if reduction in ("sum", "mean_with_sample_weight"):
             raise TrainingCodeError(
-                f'{type(loss).__name__}(reduction="{reduction}") is no mean over rows, by which gradients of ranks are averaged, '
-                'so the steps would depend on the number of workers: give reduction="sum_over_batch_size"'
+                f'{type(loss).__name__}(reduction="{reduction}") is not a mean over rows, by which gradients of ranks are '
+                'averaged, so the steps would depend on the number of workers: give reduction="sum_over_batch_size"'
             )
 
 
@@ -97,7 +97,7 @@ def _check_loop(model: keras.Model, callbacks: list[keras.callbacks.Callback]) -
         if isinstance(callback, (EarlyStopping, ReduceLROnPlateau)):
             name = type(callback).__name__
             raise TrainingCodeError(
-                f"{name} begins anew with each fit, and this loop calls fit for each epoch, so it would never act: {advice}"
+                f"{name} starts over with each fit, and this loop calls fit for each epoch, so it would never act: {advice}"
             )
     if getattr(model.optimizer, "use_ema", False):
         raise TrainingCodeError(

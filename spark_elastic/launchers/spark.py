@@ -240,7 +240,7 @@ class SparkSlots:
             self._wake.wait_for(lambda: self._closing or (self._give_back and not is_failing), seconds)
 
     def _take_properties(self) -> None:
-        """Have this thread's Spark jobs run as the user's own would, in a job group of ours."""
+        """Have this thread's Spark jobs run as the user's own would, in a job group of this run."""
         if self._has_properties:
             return
         self._context.setJobGroup(self._group, f"spark_elastic run {self._ticket.run_id}", interruptOnCancel=False)

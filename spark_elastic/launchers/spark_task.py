@@ -1,4 +1,4 @@
-"""What Spark runs in an executor for a slot. It is pickled with the ticket, and with nothing of the user's."""
+"""What Spark runs in an executor for a slot. It is pickled with the ticket, and with no user code."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ class SlotsYielded(_OfDriver, frozen=True):
 
 
 class WorkerStarting(_OfDriver, frozen=True):
-    """A worker is to be started."""
+    """A host is asked to start a worker."""
 
     worker: int
     host: int

@@ -255,7 +255,7 @@ function drawMetrics() {
 }
 function drawCharts() {
   const height = byId("charts").offsetHeight;
-  byId("charts").style.minHeight = `${height}px`;  // keeps the place that is read while charts are drawn anew
+  byId("charts").style.minHeight = `${height}px`;  // keeps the place that is read while charts are drawn again
   byId("charts").replaceChildren();
   drawLanes();
   drawSize();

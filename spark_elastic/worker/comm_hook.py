@@ -27,7 +27,7 @@ class CommHook:
     """The arguments of ``register_comm_hook``, which are registered with torch's wrapper of each generation.
 
     ``state`` is passed to the hook. If it is a function (or a class, or a ``functools.partial``), it is called in each world
-    and returns the state. A state of torch's own hooks, such as ``PowerSGDState``, is reset in each world to what it was when
+    and returns the state. The state of a torch hook, such as ``PowerSGDState``, is reset in each world to what it was when
     given, so that survivors and newcomers hold the same. Any other state is passed on unchanged.
 
     Hooks such as PowerSGD's send a bucket in several collectives, each when the one before has arrived. With Gloo these
@@ -55,7 +55,7 @@ class CommHook:
             self._beginning = {name: copy.deepcopy(value) for name, value in _attributes(state) if name != _GROUP}
 
     def register(self, ddp: nn.parallel.DistributedDataParallel) -> None:
-        """Register the hook with a new wrapper of torch's in the present world."""
+        """Register the hook with the torch wrapper of the present world."""
         for name, value in self._beginning.items():
             setattr(self.state, name, copy.deepcopy(value))
         state = self.state() if self._is_made else self.state

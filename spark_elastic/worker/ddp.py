@@ -51,7 +51,7 @@ class _Inner(nn.parallel.DistributedDataParallel):
 
     def register_comm_hook(self, state: object, hook: Callable[..., object]) -> None:
         raise SparkElasticError(
-            "this wrapper of torch's ends with the generation, and a hook that is registered with it ends, too; call "
+            "this torch wrapper ends with the generation, and a hook that is registered with it ends, too; call "
             "register_comm_hook of the spark_elastic.DistributedDataParallel around it"
         )
 
@@ -221,7 +221,7 @@ class DistributedDataParallel(nn.Module):
         weighting.clear()
 
     def follow_rows(self, source: RowSource | None) -> None:
-        """Weight forwards by the rows that ``source`` reports for each rank, unless a loader of ours delivered the batch."""
+        """Weight forwards by the rows that ``source`` reports for each rank, unless one of our loaders delivered the batch."""
         self._keep(_row_source=source)
 
     def shard(self, sharding: Sharding | None) -> None:
@@ -247,7 +247,7 @@ class DistributedDataParallel(nn.Module):
         """
         if self._sharding is None:
             raise SparkElasticError(
-                "model.parts(batch) belongs into an elastic function whose State has the model and, as its loader, one that was "
+                "model.parts(batch) belongs in an elastic function whose State has the model and, as its loader, one that was "
                 "made with shards=: se.data.ParquetLoader(url, global_batch_size=…, shards=…)"
             )
         return self._sharding.parts(self, batch)
@@ -422,7 +422,7 @@ class DistributedDataParallel(nn.Module):
         self._keep(_ddp=None, _world=None, _by_hand=None, _reduced=None, _content=None, _pass=-1)
 
     def _keep(self, **values: object) -> None:
-        # These are not attributes of the Module protocol, so that torch's wrapper does not become a submodule of ours.
+        # These are not attributes of the Module protocol, so that torch's wrapper does not become a submodule of this one.
         for name, value in values.items():
             object.__setattr__(self, name, value)
 

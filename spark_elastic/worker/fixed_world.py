@@ -69,7 +69,7 @@ def _accept_init_process_group(world: World) -> None:
         if backend in BACKENDS and backend not in (HOST_BACKEND, world.backend):
             raise ValueError(
                 f"init_process_group({backend!r}) was called, but run() has formed this world with {world.backend!r}. Call "
-                f"init_process_group('gloo'), or give run(backend={backend!r}). Without backend= run() takes nccl where every "
+                f"init_process_group('gloo'), or give run(backend={backend!r}). Without backend= run() takes nccl if every "
                 "worker has a GPU of its own: have Spark give each task one"
             )
 

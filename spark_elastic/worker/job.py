@@ -76,7 +76,7 @@ class Job:
         """Note that the one elastic function of the job has been called."""
         if self._entered:
             raise SparkElasticError(
-                "a job has one elastic function, and it has been called already; put everything that is to be elastic into one"
+                "a job has one elastic function, and it has been called already; put everything that should be elastic into it"
             )
         self._entered = True
         faults.reached(Point.READY)

@@ -1,4 +1,4 @@
-"""Tracebacks of user code, without the frames of this package, and of torch's, that only led there."""
+"""Tracebacks of user code, without the frames of this package and of torch that only led there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 # The functions by which torch calls the ``forward`` of each module. They are the same in every traceback.
 _OF_TORCH = (("torch/nn/modules/module.py", "call_impl"), ("torch/nn/parallel/distributed.py", "forward"))
 
-# Advice for errors of torch's that give none, by a part of their messages.
+# Advice for torch errors that give none, by a part of their messages.
 _ADVICE = {
     "Default process group has not been initialized": (
         "There is no process group above the elastic function, because no world has been formed yet: wrap models in "
@@ -21,7 +21,7 @@ _ADVICE = {
 def format_for_user(error: BaseException) -> str:
     """Format an exception and its causes. The innermost frames are kept, because the error arose there.
 
-    What some errors of torch's leave unsaid follows in a last line.
+    What some torch errors leave unsaid follows in a last line.
     """
     report = traceback.TracebackException.from_exception(error)
     part: traceback.TracebackException | None = report

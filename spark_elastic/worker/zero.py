@@ -111,7 +111,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
             raise ValueError(
                 f"{type(inner).__name__} does not update each parameter by itself; use it without ZeroRedundancyOptimizer"
             )
-        # The optimizer that updates the parameters of this rank; its groups have the settings of ours.
+        # The optimizer that updates the parameters of this rank; its groups have this one's settings.
         self._inner: torch.optim.Optimizer | None = None
         self._division: Division | None = None
         # The sizes of the parameters when the state was divided, and the part of each.

@@ -45,7 +45,7 @@ def submit(nothing_left: None, tmp_path: Path) -> Iterator[Callable[..., Submitt
 @pytest.fixture(scope="session")
 def yarn_classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if shutil.which("javac") is None:
-        pytest.skip("the stand-in of YARN is compiled by javac, which a JDK has and a JRE has not")
+        pytest.skip("the stand-in of YARN is compiled by javac, which is part of a JDK but not of a JRE")
     return compile_stand_in(tmp_path_factory.mktemp("yarn"))
 
 

@@ -1,4 +1,4 @@
-"""``configured_job.py``, submitted to a cluster of Spark's own, and what is done to its workers."""
+"""``configured_job.py``, submitted to a standalone Spark cluster, and what is done to its workers."""
 
 from __future__ import annotations
 

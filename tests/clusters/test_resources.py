@@ -36,6 +36,6 @@ def test_a_job_gets_gpus_that_the_session_gives_to_no_other_task(
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.splitlines() == [
         "; ".join(f"sees GPU {gpu} as cuda:0" for gpu in GPUS),
-        "a task of Spark's own has []",
+        "a plain Spark task has []",
         "profiles: [0, 1]",  # the default one, and one for both jobs
     ]

@@ -61,7 +61,7 @@ def test_whichever_process_dies_what_it_started_goes_with_it_and_the_job_goes_on
     assert_gone([worker, *rest])
     assert alive([parent])
 
-    # A killed warm parent takes its worker along; the task raises, and Spark starts it anew.
+    # A killed warm parent takes its worker along; the task raises, and Spark starts it again.
     _, pids = job()
     os.kill(pids[1], signal.SIGKILL)
     assert_gone(pids)
@@ -110,7 +110,7 @@ def test_importers_that_are_kept_for_the_next_job_end_with_what_they_belong_to(s
     assert task is not None
     daemon = task.parent()
     assert daemon is not None
-    # Not to the Python process of Spark's that has started it.
+    # Not to the Spark Python process that has started it.
     task.kill()
     assert_gone([task.pid])
     assert len(alive([one, other])) == 2

@@ -190,7 +190,7 @@ class _NoWriter:
 
 
 async def _is_refused(port: int, context: ssl.SSLContext | None) -> bool:
-    """Whether a client with this context is thrown out before it gets a single byte of ours."""
+    """Whether a client with this context is thrown out before it gets one of our bytes."""
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
     except (ssl.SSLError, OSError):

@@ -53,9 +53,7 @@ def test_a_job_is_readable_in_spark_and_in_its_log(spark: Any, run_on_spark: Any
         progress=True,
     )
     spark.sparkContext.setLocalProperty("spark.scheduler.pool", None)
-    assert pools == {"training"}, (
-        "Spark jobs of ours have threads of their own, which know nothing of the caller's pool"
-    )
+    assert pools == {"training"}, "our Spark jobs have threads of their own, which know nothing of the caller's pool"
     history = read_history(choose_run(read_events(log)))
     run_id = history.run_id
     assert names == {(f"spark_elastic-{run_id}", f"spark_elastic run {run_id}, slot {slot}") for slot in (0, 1)}

@@ -176,7 +176,7 @@ def test_a_loader_of_torchs_that_gives_all_rows_to_every_rank_is_warned_of_once(
     run: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run(training.train_wrongly, "loader", min_np=2, max_np=2)
-    assert capfd.readouterr().err.count("UserWarning: a DataLoader of torch's") == 1
+    assert capfd.readouterr().err.count("UserWarning: a torch DataLoader") == 1
 
 
 def test_a_rank_that_alone_changes_what_trains_ends_the_job_by_name_long_before_it_counts_as_hung(run: Any) -> None:

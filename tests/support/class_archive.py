@@ -25,7 +25,7 @@ def jvm_options() -> str:
 
 
 def make() -> None:
-    """Write the archive anew: what a session loads that reads, writes, and trains a small pipeline."""
+    """Write the archive again: what a session loads that reads, writes, and trains a small pipeline."""
     import pyspark
 
     fresh = ARCHIVE.with_suffix(".fresh")

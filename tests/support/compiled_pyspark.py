@@ -1,7 +1,7 @@
 """Compiles the ``pyspark.zip`` from which Spark's Python processes import, when run as a script.
 
-Spark puts this archive of sources ahead of the installed package. Python compiles what it imports from an archive in each process
-anew, which takes more than a second of each executor's first task and of each submitted script.
+Spark puts this archive of sources ahead of the installed package. Python compiles what it imports from an archive again in each
+process, which takes more than a second of each executor's first task and of each submitted script.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ def train_in_little_memory(
     adam(first.parameters()).step()
     unit = sum(parameter.nbytes for parameter in build().parameters())
     before = bytes_of("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # VmHWM, the peak of VmRSS, begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # VmHWM, the peak of VmRSS, starts over
     if limit is not None:
         most = bytes_of("VmData") + int(limit * unit)
         resource.setrlimit(resource.RLIMIT_DATA, (most, resource.RLIM_INFINITY))

@@ -78,7 +78,7 @@ def train_and_swallow_errors_of_a_step(steps: int) -> int:
 
 
 def train_and_go_on_after_runtime_errors(steps: int, way: str) -> tuple[int, list[str]]:
-    """Go on after what may be too little memory, in a loop of torch's own collectives. Return the steps and the errors."""
+    """Go on after what may be too little memory, in a loop of torch collectives. Return the steps and the errors."""
     state, errors = se.ObjectState(step=0), []
 
     def meet() -> None:

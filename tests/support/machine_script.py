@@ -285,8 +285,8 @@ class Script:
     ) -> None:
         """Let time pass; hosts answer pings and workers send heartbeats, but those in ``silent``.
 
-        The tasks of workers in ``seen`` see their processes. ``busy`` workers call ``state.heartbeat()``. Spark starts the
-        tasks that were told to end anew, where they were.
+        The tasks of workers in ``seen`` see their processes. ``busy`` workers call ``state.heartbeat()``. Spark starts
+        tasks that were told to end again, where they were.
         """
         for host in self._restarting:
             name, slot, place = self._places[host]

@@ -46,7 +46,7 @@ def main(master: str, allocation: str) -> None:
     first = train()
     print("; ".join(first))
     assert train() == first
-    print("a task of Spark's own has", spark.sparkContext.parallelize([0], 1).mapPartitions(resources_of).collect())
+    print("a plain Spark task has", spark.sparkContext.parallelize([0], 1).mapPartitions(resources_of).collect())
     print("profiles:", [number for number in range(4) if is_known(spark, number)])
     spark.stop()
 

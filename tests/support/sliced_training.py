@@ -124,7 +124,7 @@ def train_in_slices(
 
 
 def replace_optimizer(zero: bool, commit: str) -> float:
-    """Train two models with an optimizer each, one of which is made anew after four steps; return the sum of its weights."""
+    """Train two models with an optimizer each, one of which is made again after four steps; return the sum of its weights."""
     import torch
 
     import spark_elastic as se

@@ -185,7 +185,7 @@ def commit_after_rank_1(losses: list[float]) -> float:
 
 
 def with_optimizer(name: str, settings: dict[str, float]) -> float:
-    """Make a step with an optimizer of torch's, and return its learning rate."""
+    """Make a step with a torch optimizer, and return its learning rate."""
     import torch
 
     import spark_elastic as se

@@ -63,7 +63,7 @@ def test_a_module_that_optimizes_by_hand_is_refused() -> None:
 
 def test_callbacks_that_would_average_anew_in_each_world_are_refused() -> None:
     for callback in (pl.callbacks.StochasticWeightAveraging(0.1), pl.callbacks.WeightAveraging()):
-        with pytest.raises(ValueError, match=f"{type(callback).__name__} begins its average anew with each Trainer"):
+        with pytest.raises(ValueError, match=f"{type(callback).__name__} starts its average over with each Trainer"):
             state_of("one").trainer(callbacks=callback)
 
 
@@ -73,7 +73,7 @@ def test_callbacks_that_would_freeze_or_try_anew_in_each_world_are_refused() -> 
         pl.callbacks.LearningRateFinder(),
         pl.callbacks.BatchSizeFinder(),
     ):
-        with pytest.raises(ValueError, match=f"{type(callback).__name__} tries, or freezes, anew with each Trainer"):
+        with pytest.raises(ValueError, match=f"{type(callback).__name__} tries, or freezes, again with each Trainer"):
             state_of("one").trainer(callbacks=[callback])
 
 

@@ -33,7 +33,7 @@ EXTRAS = "ml,data,spark,connect,images,pictures,tensorboard,mlflow"
 LIMIT_SECONDS = 300
 # What stands before an example that is complete only after README.md's first one.
 KNOWN = frozenset({"train_fn", "se", "spark_elastic", "torch"})
-# Pages' places that exist on no machine of ours.
+# Pages' places that exist on none of our machines.
 ELSEWHERE = ("sc://", "s3://", "/dbfs/", "hdfs://", "abfss://")
 
 
@@ -133,7 +133,7 @@ def start(way: str, python: Path, code: str, place: Path) -> subprocess.Complete
 
 
 def outside() -> dict[str, str]:
-    """The environment of somebody who has not activated anything and set nothing of Spark's."""
+    """The environment of somebody who has not activated anything and set nothing for Spark."""
     hidden = ("PYSPARK_", "SPARK_", "PYTHON", "VIRTUAL_ENV")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
     own = str(Path(sys.executable).parent)

@@ -1,4 +1,4 @@
-"""Detects that a model trains on one of torch's own DataLoaders, which give every rank all rows.
+"""Detects that a model trains on a plain torch DataLoader, which gives every rank all rows.
 
 Only those loaders are considered that were made above the elastic function, where there is no rank yet to divide a dataset by,
 and whose order is torch's plain one: a user's sampler or an iterable dataset may take ranks into account. A loader that

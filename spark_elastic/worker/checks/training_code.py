@@ -105,9 +105,8 @@ class TrainingChecks:
         self._steps += 1
         if unkept := self._buffers.look(self._steps, self._shared()):
             self._warn(
-                f"the buffer {unkept[0]} changes while it trains, and commits leave it out (persistent=False), so that after a "
-                "loss it is another one than that of the commit: register it with persistent=True, unless forward sets it anew "
-                "each time"
+                f"the buffer {unkept[0]} changes while it trains, and commits leave it out (persistent=False), so after a loss "
+                "it no longer matches the commit: register it with persistent=True, unless forward sets it each time"
             )
         if self._steps == STEPS_WITHOUT_COMMIT and not self._state._commits.index:
             self._warn(
@@ -186,7 +185,7 @@ class TrainingChecks:
             if not any(scheduler.optimizer is optimizer for scheduler in schedulers):
                 self._warn(
                     "a learning rate scheduler of an optimizer in the State is not in the State itself: after a reset it "
-                    "does not go back with the weights, and a newcomer's begins anew. Write state = "
+                    "does not go back with the weights, and a newcomer's starts over. Write state = "
                     f"se.{type(self._state).__name__}(…, {self._free_name('scheduler')}=scheduler)"
                 )
 
@@ -199,7 +198,7 @@ class TrainingChecks:
             if times == 1:
                 self._warn(
                     f"a loader ({type(loader).__name__}) that is not in the State trains a model: every rank gets all of "
-                    "its rows, so each row counts once a rank, and after a reset it begins anew. Write state = "
+                    "its rows, so each row counts once per rank, and after a reset it starts over. Write state = "
                     f"se.TorchState(…, {self._free_name('loader')}=loader)"
                 )
 
@@ -217,8 +216,8 @@ class TrainingChecks:
         if not self._is_told_of_rows and not any(has_part(value, TakesWorld) for value in reachable(self._shared())):
             self._is_told_of_rows = True
             self._warn(
-                "a DataLoader of torch's that was made above the elastic function may train a model: every rank gets all of "
-                "its rows, so each row would count once a rank, and after a reset it begins anew. Write loader = "
+                "a torch DataLoader that was made above the elastic function may train a model: every rank gets all of "
+                "its rows, so each row would count once per rank, and after a reset it starts over. Write loader = "
                 "se.data.ElasticDataLoader(dataset, global_batch_size=…) and state = se.TorchState(…, "
                 f"{self._free_name('loader')}=loader), or make the DataLoader inside the elastic function, with a "
                 "DistributedSampler. Code that takes its rank's rows out of each batch can stay as it is"
@@ -252,7 +251,7 @@ class TrainingChecks:
             return
         self._is_told_of_rows = True
         self._warn(
-            f"all ranks gave their models the same inputs at {ENOUGH} commits: each row counts once a rank then, and more "
+            f"all ranks gave their models the same inputs at {ENOUGH} commits, so each row counts once per rank, and more "
             "workers make nothing faster. Write loader = se.data.ElasticDataLoader(dataset, global_batch_size=…) and state = "
             f"se.TorchState(…, {self._free_name('loader')}=loader), or divide the rows by se.rank() and se.size()"
         )
@@ -314,7 +313,7 @@ def _after_step(optimizer: torch.optim.Optimizer, args: object, kwargs: object) 
 
 
 def _averaged_by_torch(parameters: Sequence[torch.Tensor]) -> bool:
-    """Whether a wrapper of torch's own, made by the user in this generation, averages the gradients of all these."""
+    """Whether torch wrappers that the user has made in this generation average the gradients of all these."""
     wanted = {id(parameter) for parameter in parameters}
     wrappers = [value for value in gc.get_objects() if type(value) is torch.nn.parallel.DistributedDataParallel]
     return wanted <= {id(parameter) for wrapper in wrappers for parameter in wrapper.parameters()}

@@ -99,7 +99,7 @@ class ObjectState(State):
         super().__setattr__(name, value)
 
     def _check_private(self, name: str) -> None:
-        """Refuse a name that commits leave out, unless a subclass of the user's own sets it."""
+        """Refuse a name that commits leave out, unless a user's subclass sets it."""
         is_complete = "_local" in vars(self)
         is_known = name in vars(self) or hasattr(type(self), name)
         if is_complete and not is_known and type(self).__module__.partition(".")[0] == "spark_elastic":
@@ -279,13 +279,13 @@ class ObjectState(State):
             self._load(saved.objects)
         except Exception as error:
             misfit = CheckpointError(
-                f"checkpoint {saved.name} does not fit this state: {error}; give another checkpoint= to begin anew"
+                f"checkpoint {saved.name} does not fit this state: {error}; give another checkpoint= to start over"
             )
             misfit.is_final = True
             raise misfit from error
         if replaced and world.rank == 0:
             warnings.warn(
-                f"the job goes on from checkpoint {saved.name}, and {'; '.join(replaced)}. Where the new values are meant, set "
+                f"the job goes on from checkpoint {saved.name}, and {'; '.join(replaced)}. If the new values are meant, set "
                 "them in the elastic function, before its loop",
                 stacklevel=depth_of_user(),
             )

@@ -211,7 +211,7 @@ class TorchState(ObjectState):
         """
         loader = self._loader_in_use()
         if shards_of_loader(loader) is not None:
-            seed_all(loader.place)  # type: ignore[attr-defined]  # only loaders of ours have shards
+            seed_all(loader.place)  # type: ignore[attr-defined]  # only our own loaders have shards
 
     def _checked_outside(self) -> AbstractContextManager[None]:
         return checked_outside(self)

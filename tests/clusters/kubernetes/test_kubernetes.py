@@ -24,7 +24,7 @@ def test_a_killed_pod_is_replaced_and_the_others_train_on(kubernetes: Any, submi
     world = job.wait_for_size(2)
     cluster.kill(cluster.pod_of(world.workers[1]))
     again = job.wait_for_size(2, after=world.generation)
-    assert world.workers[0] == again.workers[0], "the survivor was started anew"
+    assert world.workers[0] == again.workers[0], "the survivor was started again"
     assert len(job.enough()) == 2
     assert job.leave() == 0
 

@@ -170,7 +170,7 @@ def test_where_all_are_damaged_the_error_says_so_with_the_reason(saved: Saved) -
     for name in (OLDER, NEWER):
         (saved.newer.parent / str(name) / "tree.json").write_bytes(b"")
     with pytest.raises(
-        DamagedError, match=r"all 2 checkpoints .* are damaged; remove them to begin anew.*tree.json has 0"
+        DamagedError, match=r"all 2 checkpoints .* are damaged; remove them to start over.*tree.json has 0"
     ):
         load_checkpoint(saved.directory.url)
 

@@ -67,7 +67,7 @@ class Refusing(MemoryFileSystem):
 
 
 def test_a_store_that_refuses_access_does_not_look_empty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would have a job that resumes begin anew. What fails for a moment is asked again."""
+    """It would make a job start over that could resume. What fails for a moment is asked again."""
     fsspec.register_implementation("refusing", Refusing, clobber=True)
     directory = CheckpointDirectory("refusing://folder")
     with pytest.raises(PermissionError, match="no credentials"):

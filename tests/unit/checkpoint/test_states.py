@@ -173,7 +173,7 @@ def test_a_damaged_checkpoint_is_skipped_with_a_warning(
 def test_a_run_does_not_begin_anew_where_all_checkpoints_are_damaged(stage: Stage, url: str) -> None:
     commit(stage, new_run(stage, url, ObjectState(epoch=1)))
     Path(url, "000001-000001-000000001", "tree.json").write_bytes(b"")
-    with pytest.raises(CheckpointError, match="remove them to begin anew"):
+    with pytest.raises(CheckpointError, match="remove them to start over"):
         new_run(stage, url, ObjectState(epoch=0))
 
 
@@ -371,7 +371,7 @@ def test_load_checkpoint_puts_a_placeholder_where_an_object_would_need_code(
 
 
 def test_load_checkpoint_runs_no_code_out_of_a_forged_skeleton(tmp_path: Path) -> None:
-    """Of the first format, whose tree was a pickle of torch's."""
+    """Of the first format, whose tree was a torch pickle."""
     directory, name, sprung = CheckpointDirectory(str(tmp_path / "saved")), CheckpointName(1, 1, 1), tmp_path / "sprung"
     torch.save((Trap(sprung), ()), tmp_path / "forged")
     directory.write(name, {"skeleton.pt": [(tmp_path / "forged").read_bytes()], "tensors.bin": [b""]})
@@ -386,7 +386,7 @@ def test_load_checkpoint_runs_no_code_out_of_a_forged_skeleton(tmp_path: Path) -
 
 
 class Holder(torch.nn.Module):
-    """A module of the user's own whose only part is named as ours is."""
+    """A user's module whose only part is named as ours is."""
 
     def __init__(self) -> None:
         super().__init__()

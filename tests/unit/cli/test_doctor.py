@@ -141,7 +141,7 @@ def test_executors_on_this_machine_run_the_drivers_python(
     fine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("PYSPARK_PYTHON")
-    assert "Python" not in examined(capsys)[1], "which that of the path has not"
+    assert "Python" not in examined(capsys)[1], "the Python on the path is not the one that runs there"
     found = examined(capsys, "--conf", "spark.master=spark://node7:7077")[1]["Python"]["what"]
     assert "python3 (PYSPARK_PYTHON is not set)" in found
 

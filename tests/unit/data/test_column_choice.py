@@ -11,7 +11,7 @@ KNOWN = ["label", "feature_1", "feature_2", "feature.x", "name"]
 
 
 def trouble(name: str) -> str:
-    return "string, of which no tensor can be made" if name == "name" else ""
+    return "string, which cannot be made into a tensor" if name == "name" else ""
 
 
 @pytest.mark.parametrize(
@@ -33,9 +33,9 @@ def test_names_and_patterns_choose_columns_each_once(columns: Any, chosen: list[
     ("columns", "message"),
     [
         (["feature_."], "'feature_.' is not in the dataset, which has label, feature_1,"),
-        (["name"], "'name' is string, of which no tensor can be made; give a transform="),
+        (["name"], "'name' is string, which cannot be made into a tensor; give a transform="),
         ([re.compile("feature")], "'feature' matches no column of label, feature_1,"),
-        ([re.compile("n.*")], "'n.*' matches only name, of which no tensor can be made"),
+        ([re.compile("n.*")], "'n.*' matches only name, which cannot be made into a tensor"),
         ("label", "columns must be a list of names, not 'label'"),
         (re.compile("label"), "columns must be a list of names, not re.compile('label')"),
         (7, "columns must be a list of names, not 7"),

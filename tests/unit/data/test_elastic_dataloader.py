@@ -137,7 +137,7 @@ def test_arguments_that_choose_items_are_refused() -> None:
         def __iter__(self) -> Any:
             return iter(())
 
-    with pytest.raises(ValueError, match="Stream is no map-style dataset"):
+    with pytest.raises(ValueError, match="Stream is not a map-style dataset"):
         ElasticDataLoader(Stream(), 2)
 
 

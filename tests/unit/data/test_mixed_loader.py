@@ -197,7 +197,7 @@ def test_lists_of_several_lengths_and_windows_can_be_mixed(urls: list[Path], tmp
 def test_columns_that_are_not_alike_are_an_error(urls: list[Path], tmp_path: Path) -> None:
     odd = tmp_path / "odd.parquet"
     pq.write_table(pa.table({"id": pa.array(np.arange(99), pa.int32())}), odd)
-    with pytest.raises(DataError, match="the loaders of a mix have other columns: id, x, and id"):
+    with pytest.raises(DataError, match="the loaders of a mix have different columns: id, x, and id"):
         list(mix([urls[0], odd]))
     with pytest.raises(
         DataError, match=r"column 'id' is not alike in the loaders of a mix: torch.int32 of shape \(\) and"
@@ -210,7 +210,7 @@ def test_columns_that_are_not_alike_are_an_error(urls: list[Path], tmp_path: Pat
     ("make", "message"),
     [
         (lambda urls: mix(urls[:1], [1]), "loaders must be two or more, not 1"),
-        (lambda urls: mix(urls, [1, 2]), "probabilities must be as many as there are loaders, 3, not 2"),
+        (lambda urls: mix(urls, [1, 2]), "probabilities must have one number for each of the 3 loaders, not 2"),
         (lambda urls: mix(urls[:2], [1, 0]), "probabilities must be above 0, not [1, 0]"),
         (lambda urls: mix(urls[:2], [1, float("nan")]), "probabilities must be above 0"),
         (lambda urls: mix(urls[:2], None), "probabilities must be a list of numbers, not None"),

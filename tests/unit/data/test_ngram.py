@@ -154,7 +154,9 @@ def test_a_transform_makes_the_columns_of_windows(tmp_path: Path) -> None:
     assert all(set(batch) == {"letters"} for batch in batches)
     assert [pair for batch in batches for pair in batch["letters"].tolist()] == [[1, 2], [2, 1], [1, 2], [2, 1]]
     missing = ParquetLoader(tmp_path, 2, ngram=NGram({0: ["nope"], 1: []}, 1000, "t"), transform=letters)
-    with pytest.raises(DataError, match=r"p.parquet, row group 0: ngram: no column is 'nope' among letters, unused"):
+    with pytest.raises(
+        DataError, match=r"p.parquet, row group 0: ngram: there is no column 'nope' among letters, unused"
+    ):
         list(missing)
 
 

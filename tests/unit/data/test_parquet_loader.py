@@ -392,7 +392,7 @@ def test_a_new_world_ends_the_iteration_under_way(dataset: Path) -> None:
     next(iterator)
     loader.set_world(1, 2)
     with pytest.raises(
-        DataError, match=r"the elastic function was entered, which ended this iteration .* iter\(loader\) anew"
+        DataError, match=r"the elastic function was entered, which ended this iteration .* iter\(loader\) again"
     ):
         next(iterator)
     assert len(ids(loader)) > 0
@@ -564,7 +564,7 @@ def test_spark_vectors_are_lists_with_all_their_zeros(tmp_path: Path) -> None:
 def test_strings_are_left_out_and_refused_when_named(tmp_path: Path) -> None:
     table = of(("id", pa.array([1, 2])), ("s", pa.array(["a", "bc"])))
     assert set(one(tmp_path, table)) == {"id"}
-    with pytest.raises(ValueError, match="'s' is string, of which no tensor can be made"):
+    with pytest.raises(ValueError, match="'s' is string, which cannot be made into a tensor"):
         one(tmp_path, table, columns=["id", "s"])
     with pytest.raises(ValueError, match="'nope' is not in the dataset, which has id, s"):
         one(tmp_path, table, columns=["nope"])
@@ -576,7 +576,7 @@ def test_columns_chooses_what_is_read(tmp_path: Path) -> None:
     assert set(one(tmp_path, table, columns=[], with_row_ids=True)) == {"_row_group", "_row"}
     with pytest.raises(ValueError, match=r"columns=\[\] names no column"):
         one(tmp_path, table, columns=[])
-    with pytest.raises(ValueError, match=r"no column of .*one.parquet is of numbers \(\['s'\]\)"):
+    with pytest.raises(ValueError, match=r"no column of .*one.parquet has numbers \(\['s'\]\)"):
         one(tmp_path, of(("s", ["x"])))
 
 
@@ -602,8 +602,11 @@ def test_a_transform_makes_numbers_of_strings_and_nulls(tmp_path: Path) -> None:
         (lambda t: 5, "transform must return a pyarrow.Table or a dict of arrays, not int"),
         (lambda t: {"v": np.array(["a"] * 3)}, "made column 'v' of dtype <U1"),
         (lambda t: {"v": np.ma.masked_less(np.arange(3), 2)}, "'v' of an array that masks 2 values: fill them"),
-        (lambda t: {"v": np.arange(3.0).astype(">f4")}, "'v' of >f4, of which no array of numbers can be made"),
-        (lambda t: {"v": torch.zeros(3, dtype=torch.bfloat16)}, "'v' of torch.bfloat16, of which no array"),
+        (lambda t: {"v": np.arange(3.0).astype(">f4")}, "'v' of >f4, which cannot be made into an array of numbers"),
+        (
+            lambda t: {"v": torch.zeros(3, dtype=torch.bfloat16)},
+            "'v' of torch.bfloat16, which cannot be made into an array",
+        ),
     ],
 )
 def test_a_transform_that_breaks_the_rules_is_named(tmp_path: Path, transform: Any, message: str) -> None:

@@ -43,7 +43,7 @@ def ids(loader: Any) -> list[int]:
 
 
 class Odd(PredicateBase):
-    """A predicate of a user's."""
+    """A predicate that a user has written."""
 
     def get_fields(self) -> set[str]:
         return {"id"}

@@ -51,7 +51,7 @@ def test_a_first_run_that_fails_is_an_error(tmp_path: Path, body: str, message: 
 
 
 def test_a_script_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(DiscoveryError, match="no executable file"):
+    with pytest.raises(DiscoveryError, match="not an executable file"):
         HostDiscovery(tmp_path / "hosts", lambda slots: None).__enter__()
 
 

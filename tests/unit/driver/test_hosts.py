@@ -79,7 +79,7 @@ def test_one_incident_that_ends_all_workers_of_a_place_counts_once(hosts: HostMa
     assert not any(verdicts)
     assert hosts.ready_at(Place("a", 1)) == 0.0
     hosts.worker_failed(Place("a", 1), 5.0, 9.0)
-    assert hosts.ready_at(Place("a", 1)) == 9.0 + COOLDOWN_SECONDS, "those that were started afterwards fail anew"
+    assert hosts.ready_at(Place("a", 1)) == 9.0 + COOLDOWN_SECONDS, "those that were started afterwards fail again"
 
 
 def test_progress_clears_the_record(hosts: HostManager) -> None:

@@ -174,5 +174,5 @@ def test_what_is_no_list_is_refused(loggers: Any) -> None:
 
 
 def test_what_is_no_logger_is_refused() -> None:
-    with pytest.raises(TypeError, match="<built-in function print> is no logger"):
+    with pytest.raises(TypeError, match="<built-in function print> is not a logger"):
         LoggerFeed([print], None)  # type: ignore[list-item]

@@ -14,7 +14,7 @@ from spark_elastic.protocol.messages import CommitId
 
 
 def lose_all(script: Script) -> None:
-    """All members die; their hosts start workers anew, which form the next world if the job goes on."""
+    """All members die; their hosts start new workers, which form the next world if the job goes on."""
     script.kill(*script.living)
     script.pass_time(60)
     script.boot(*(process.worker for process in script.processes.values() if process.phase == "starting"))

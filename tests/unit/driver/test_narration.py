@@ -111,7 +111,7 @@ def test_what_all_ranks_have_raised_is_shown_once() -> None:
 @pytest.mark.parametrize("has_survivor", [False, True])
 @pytest.mark.parametrize(
     ("step", "end"),
-    [(40, "goes on from the durable checkpoint of step 40"), (0, "begins anew: no checkpoint had been written")],
+    [(40, "goes on from the durable checkpoint of step 40"), (0, "starts over: no checkpoint had been written")],
 )
 def test_a_lost_state_is_told_with_the_checkpoint_from_which_the_job_goes_on(
     step: int, end: str, has_survivor: bool

@@ -129,7 +129,7 @@ def test_nothing_is_decided_where_it_is_off_or_the_time_of_a_step_is_not_known(p
 
 
 def test_a_fixed_world_cannot_shrink() -> None:
-    with pytest.raises(ValueError, match="adaptive_np needs a world that can go on with fewer workers"):
+    with pytest.raises(ValueError, match="adaptive_np needs a world that can continue with fewer workers"):
         JobSettings(min_np=2, num_proc=2, max_np=2, elastic=False, adaptive_np=True)
 
 

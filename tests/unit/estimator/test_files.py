@@ -1,4 +1,4 @@
-"""Files that this process opens itself, where there is no JVM of Spark's beside it."""
+"""Files that this process opens itself, where there is no Spark JVM beside it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_what_is_written_is_listed_read_and_deleted(base: str) -> None:
 
 
 class Remembering(MemoryFileSystem):
-    """Lists a folder once, as the drivers of object stores do, until it is told to look anew."""
+    """Lists a folder once, as the drivers of object stores do, until it is told to look again."""
 
     protocol = "remembering"
 

@@ -208,7 +208,7 @@ def test_params_are_set_copied_and_unknown_ones_refused() -> None:
         ({"featureCols": []}, "featureCols: must be a list of column names"),
         ({"mixedPrecision": "fp8"}, "mixedPrecision: must be one of bf16, fp16"),
         ({"callbacks": [print]}, "callbacks: must be objects with on_epoch_end"),
-        ({"loggers": [print]}, "loggers: .* is no logger of spark_elastic.loggers"),
+        ({"loggers": [print]}, "loggers: .* is not a logger of spark_elastic.loggers"),
         ({"store": 3}, "store: must be a Store or its URL"),
         ({"metrics": [abs, abs]}, "two metrics are called abs"),
     ],
@@ -237,7 +237,7 @@ def test_wrong_values_name_the_param(params: dict[str, Any], error: str) -> None
         ({"balance": "yes"}, "balance"),
         (
             {"zeroRedundancy": True, "optimizer": torch.optim.Adam([torch.nn.Parameter(torch.ones(1))])},
-            "zeroRedundancy=True .* give its class, no instance",
+            "zeroRedundancy=True .* give its class, not an instance",
         ),
         ({"shards": 4}, "shards=4 are for deterministic=True"),
         ({"deterministic": True, "batchSize": 8}, "deterministic=True needs globalBatchSize"),
@@ -277,7 +277,7 @@ def test_wrong_values_name_the_param(params: dict[str, Any], error: str) -> None
         ),
         (
             {"model": torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(1, 1))},
-            "torch pickles no network with torch.nn.utils.parametrizations",
+            "torch cannot pickle a network with torch.nn.utils.parametrizations",
         ),
         ({"loss": LearnedLoss()}, "LearnedLoss has parameters of its own, which no fit trains"),
         (

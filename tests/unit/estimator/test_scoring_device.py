@@ -1,4 +1,4 @@
-"""On which GPU a task of Spark's scores."""
+"""On which GPU a Spark task scores."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def test_callbacks_that_would_destroy_what_they_wrote_are_refused(state: KerasSt
 
 @pytest.mark.parametrize("callback", [keras.callbacks.EarlyStopping("loss"), keras.callbacks.ReduceLROnPlateau("loss")])
 def test_a_loop_over_epochs_refuses_callbacks_that_would_never_act(state: KerasState, callback: Any) -> None:
-    with pytest.raises(TrainingCodeError, match=rf"{type(callback).__name__} begins anew .*state\.fit\(convert"):
+    with pytest.raises(TrainingCodeError, match=rf"{type(callback).__name__} starts over .*state\.fit\(convert"):
         fit(state, callback)
     torch_batches = [(torch.zeros(4, 2), torch.zeros(4, 1))]
     # In one fit over all epochs it does.
@@ -73,7 +73,7 @@ def test_losses_that_are_no_means_over_rows_are_refused(state: KerasState) -> No
         model = network()
         model.compile(optimizer="sgd", loss=[keras.losses.MeanSquaredError(reduction=reduction)])
         with pytest.raises(
-            TrainingCodeError, match=rf'MeanSquaredError\(reduction="{reduction}"\) is no mean over rows'
+            TrainingCodeError, match=rf'MeanSquaredError\(reduction="{reduction}"\) is not a mean over rows'
         ):
             KerasState(model, loader=state.loader).model.fit(torch.zeros(4, 2), torch.zeros(4, 1), verbose=0)
 

@@ -12,7 +12,7 @@ from spark_elastic.worker.job import Job
 
 
 def test_a_closed_group_is_kept_for_one_more_generation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Callbacks of a communication hook may hold it on a thread of Gloo's, on which it must not end."""
+    """Callbacks of a communication hook may hold it on a Gloo thread, on which it must not end."""
     calls: list[tuple[str, int]] = []
 
     def make_world(control: Any, order: int, *args: Any) -> Any:

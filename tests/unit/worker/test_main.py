@@ -1,4 +1,4 @@
-"""A worker's process before it runs anything of the user's."""
+"""A worker's process before it runs user code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scripts that are started anew: whose fault an end was, how long to wait, where scripts meet, and which files are scattered."""
+"""Scripts that are started again: whose fault an end was, how long to wait, where scripts meet, and which files are scattered."""
 
 from __future__ import annotations
 

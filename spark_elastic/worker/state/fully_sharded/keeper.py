@@ -128,7 +128,7 @@ class FullySharded(Keeper):
         return self._current.small
 
     def lend(self, values: Mapping[str, object]) -> Lender:
-        raise SparkElasticError("a ShardedState is written to no durable checkpoint")
+        raise SparkElasticError("a ShardedState cannot be written to a durable checkpoint")
 
     @property
     def slices(self) -> tuple[Slices, ...]:

@@ -446,7 +446,7 @@ def test_ranks_that_train_with_the_same_inputs_are_warned_of_once(stage: Stage, 
             same_inputs.note([batch * number])
             yield batch
 
-    with pytest.warns(UserWarning, match="each row (would )?count(s)? once a rank") as warned:
+    with pytest.warns(UserWarning, match="each row (would )?count(s)? once per rank") as warned:
         train_through(stage, given())
     assert len(told(warned)) == 1
     assert "divide the rows by se.rank()" in str(warned[0].message) or above

@@ -88,7 +88,7 @@ def world_of(rank: int, held: list[CommitId | None]) -> Any:
 
 
 def test_a_donor_that_dies_before_it_has_announced_itself_is_a_lost_worker() -> None:
-    """Found in review: the driver closes the generation's store, and that error passes for one of the user's."""
+    """Found in review: the driver closes the generation's store, and that error passes for an error of the user."""
     snapshots = SnapshotPair()
     with pytest.raises(WorkerLostError):
         repair(world_of(1, [NEW, OLD]), snapshots)

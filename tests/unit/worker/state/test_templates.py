@@ -160,7 +160,7 @@ def test_a_commit_after_any_change_holds_what_a_first_one_would(change: str, opt
     for _ in range(2):
         snapshot.take(job.values(), None, remembered=templates)
     CHANGES[change](job)
-    for _ in range(2):  # written anew, and by the template of that
+    for _ in range(2):  # written first, then by the template of that
         snapshot.take(job.values(), None, remembered=templates)
         first = Snapshot()
         first.take(job.values(), None)

@@ -87,7 +87,7 @@ def step(model: ShardedModel) -> None:
 
 
 def _carried_over(folder: Path, rank: int, is_on_meta: bool, shard: Callable[..., None]) -> tuple[Any, ...]:
-    """Train, hand all that a commit keeps to a model made anew, train both on, and return what has become of them."""
+    """Train, hand all that a commit keeps to a new model, train both on, and return what has become of them."""
     torch.manual_seed(rank)
     with world(folder, rank, SIZE, []):
         first = made(on_meta if is_on_meta else Net, shard=shard, scheduler=step_lr)
@@ -112,7 +112,7 @@ def _carried_over(folder: Path, rank: int, is_on_meta: bool, shard: Callable[...
 
 
 @pytest.mark.parametrize(("is_on_meta", "shard"), [(True, shard), (False, shard), (True, in_half_precision)])
-def test_a_model_that_is_made_anew_trains_on_with_the_same_bits(is_on_meta: bool, shard: Callable[..., None]) -> None:
+def test_a_model_that_is_made_again_trains_on_with_the_same_bits(is_on_meta: bool, shard: Callable[..., None]) -> None:
     results = on_ranks(SIZE, _carried_over, is_on_meta, shard)
     for before, _, is_same, rates, names, is_tied in results:
         assert is_same

@@ -186,7 +186,7 @@ def test_a_donor_copies_the_whole_state_for_those_that_lack_it(stage: Stage) -> 
 
 
 def test_all_caught_between_step_and_commit_is_no_first_state(stage: Stage) -> None:
-    """With durable checkpoints a job begins anew then; where none is written yet, these weights must not be taken for it."""
+    """With durable checkpoints a job then starts over; if none is written yet, these weights must not pass for a first state."""
     state = make()
     stage.begin(state)
     step(state)
