@@ -172,7 +172,7 @@ def test_what_would_train_wrongly_ends_the_job_and_says_what_to_do(run: Any) -> 
         run(training.train_wrongly, "optimizer", min_np=2, max_np=2)
 
 
-def test_a_loader_of_torchs_that_gives_all_rows_to_every_rank_is_warned_of_once(
+def test_a_torch_loader_that_gives_all_rows_to_every_rank_is_warned_of_once(
     run: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run(training.train_wrongly, "loader", min_np=2, max_np=2)

@@ -143,7 +143,7 @@ def test_a_second_fit_that_trains_nothing_is_told_of() -> None:
         fit(state, 1)
 
 
-def test_on_a_gpu_lightning_looks_for_no_wrapper_of_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_gpu_lightning_looks_for_no_torch_wrapper(monkeypatch: pytest.MonkeyPatch) -> None:
     """There it registers hooks for communication, with torch's wrapper, even if nobody has given any."""
     state = state_of("one")
     strategy: Any = state.trainer(accelerator="cpu", logger=False).strategy

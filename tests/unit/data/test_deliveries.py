@@ -26,7 +26,7 @@ class Feed:
         return None if found is None else found.rank_rows
 
 
-def test_before_the_first_batch_there_is_none() -> None:
+def test_before_the_first_batch_no_tensor_is_known_as_a_batch() -> None:
     assert Feed().rows_of(torch.ones(3)) is None
 
 

@@ -30,7 +30,7 @@ def test_an_exit_code_is_put_into_words(code: int, meaning: str) -> None:
         (-9, "killed by SIGKILL; the kernel may have run out of memory"),
     ],
 )
-def test_no_setting_is_named_where_there_is_none(code: int, meaning: str) -> None:
+def test_an_exit_code_names_no_setting_if_the_launcher_has_none(code: int, meaning: str) -> None:
     assert describe_exit(code, None) == meaning
 
 
@@ -54,7 +54,7 @@ def test_the_same_exception_counts_up_to_three() -> None:
     assert "ValueError at train.py:7" in book.verdict()
 
 
-def test_exceptions_of_another_kind_or_place_are_others() -> None:
+def test_exceptions_of_another_kind_or_place_are_counted_apart() -> None:
     book = FailureBook()
     book.count_exception(1, "train.py:7", "ValueError: x")
     book.count_exception(1, "train.py:8", "ValueError: x")

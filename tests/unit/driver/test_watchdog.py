@@ -431,7 +431,7 @@ def test_a_result_that_does_not_come_while_those_of_the_others_have_come_ends_th
     assert "its result had not come 50 s after" in str(script.error)
 
 
-def test_long_code_after_the_elastic_function_on_all_ranks_is_nobodys_hang() -> None:
+def test_long_code_after_the_elastic_function_on_all_ranks_is_not_a_hang() -> None:
     script = running("a", "b", hang_timeout=50)
     script.commit()
     script.vote()

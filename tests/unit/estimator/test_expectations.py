@@ -97,7 +97,7 @@ def test_an_output_that_only_validation_takes_for_something_else_is_an_error(
     assert model.training
 
 
-def test_an_output_that_validation_takes_as_training_does_is_none() -> None:
+def test_an_output_that_validation_takes_as_training_does_is_accepted() -> None:
     recipe(classifier(networks.OtherwiseInEvaluation(nn.Tanh()))).check_evaluation(BATCH)
 
 
@@ -117,7 +117,7 @@ def own_cross_entropy(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor
         (ending(nn.Softmax(1), nn.Linear(2, 2)), None),
     ],
 )
-def test_an_output_that_fits_is_none(model: nn.Module, loss: Any) -> None:
+def test_an_output_that_fits_its_loss_is_accepted(model: nn.Module, loss: Any) -> None:
     recipe(classifier(model, loss=loss))
 
 
@@ -147,7 +147,7 @@ def test_a_class_that_the_classifier_has_no_output_for_is_named_by_its_default_l
         recipe(classifier(ending()), {**BATCH, "label": torch.tensor([1.0, 2, 1, 2, 1, 2, 1])})
 
 
-def test_labels_that_fit_and_those_that_are_made_up_are_none() -> None:
+def test_labels_that_fit_the_loss_and_labels_that_are_made_up_are_accepted() -> None:
     for loss, outputs, labels in (
         (nn.BCEWithLogitsLoss(), 1, (0.25, 1)),
         (nn.SoftMarginLoss(), 1, (-1, 1)),
@@ -181,7 +181,7 @@ def test_a_loss_that_is_a_sum_over_rows_is_an_error(loss: Any) -> None:
         lambda output, label: (output - label[:7]).square().mean(),
     ],
 )
-def test_a_mean_over_rows_and_a_loss_for_each_row_are_none(loss: Any) -> None:
+def test_a_mean_over_rows_and_a_loss_for_each_row_are_accepted(loss: Any) -> None:
     recipe(estimator(ending(outputs=1), loss))
 
 
@@ -296,7 +296,7 @@ def test_probabilities_are_known_where_they_are_put_together_or_kept_from_0_and_
     assert not are_probabilities([ending(outputs=2)(torch.ones(5, 1) * 9)])
 
 
-def test_the_loss_tells_whether_outputs_are_probabilities_if_it_is_one_of_torchs() -> None:
+def test_a_torch_loss_tells_whether_outputs_are_probabilities() -> None:
     even = torch.tensor([[0.7, 0.3], [0.6, 0.4]])
     assert are_probabilities([even])
     for loss in (ClassificationLoss(), nn.CrossEntropyLoss(), partial(nn.functional.cross_entropy), nn.NLLLoss()):
@@ -381,7 +381,7 @@ def test_all_trailing_ones_are_dropped_which_would_be_broadcast_to_rows_times_ro
     assert output.shape == label.shape == (5,)
 
 
-def test_a_partial_of_a_loss_of_torchs_gets_the_labels_that_the_loss_takes() -> None:
+def test_a_partial_of_a_torch_loss_gets_the_labels_that_the_loss_takes() -> None:
     smooth = partial(nn.functional.cross_entropy, label_smoothing=0.1)
     assert meet(torch.zeros(3, 2), torch.tensor([0.0, 1.0, 1.0]), smooth)[1].dtype == torch.int64
     weighted = partial(nn.functional.binary_cross_entropy_with_logits, pos_weight=torch.tensor(2.0))

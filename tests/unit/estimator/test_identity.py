@@ -17,7 +17,7 @@ def write(path: Path, labels: list[float], nanoseconds: int) -> None:
     os.utime(path / "part.parquet", ns=(nanoseconds, nanoseconds))
 
 
-def test_a_dataset_whose_labels_have_changed_places_is_another(tmp_path: Path) -> None:
+def test_a_dataset_whose_labels_have_changed_places_has_another_identity(tmp_path: Path) -> None:
     write(tmp_path, [0.0, 1.0, 2.0, 3.0], 10**18)
     url = str(tmp_path)
     footers, identity = read_manifest(url).fingerprint, identity_of_files(url, None)

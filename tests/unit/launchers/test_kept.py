@@ -112,7 +112,7 @@ def test_a_process_that_differs_from_one_started_now_is_ended(
     assert not psutil.pid_exists(first)
 
 
-def test_so_is_one_with_another_number_of_threads(kept: KeptParent) -> None:
+def test_a_process_with_another_number_of_threads_is_ended(kept: KeptParent) -> None:
     first = keep_one(kept)
     assert take(kept, cpus=2) != first
     assert not psutil.pid_exists(first)

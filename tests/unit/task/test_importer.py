@@ -428,7 +428,7 @@ def test_a_warm_parent_ends_with_its_task_and_the_importer_with_its_executor(
         wait_for(lambda: not is_alive(imported))
 
 
-def test_signals_for_a_process_that_has_ended_are_none() -> None:
+def test_signals_for_a_process_that_has_ended_are_ignored() -> None:
     process = subprocess.Popen(["true"])
     descriptor = os.pidfd_open(process.pid)
     process.wait()

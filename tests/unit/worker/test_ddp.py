@@ -40,7 +40,7 @@ def test_gradients_accumulate_without_sync() -> None:
     assert torch.equal(model.module.weight.grad, torch.full((2, 3), 2.0))
 
 
-def test_its_state_dict_is_named_as_torchs() -> None:
+def test_the_wrappers_state_dict_has_the_names_of_torchs_wrapper() -> None:
     assert list(wrapped().state_dict()) == ["module.weight", "module.bias"]
 
 
@@ -134,7 +134,7 @@ def test_a_hook_that_is_no_function_is_refused() -> None:
         wrapped().register_comm_hook(None, 3)  # type: ignore[arg-type]
 
 
-def test_a_state_of_torchs_that_holds_a_process_group_is_refused_with_the_line_to_write() -> None:
+def test_a_torch_hook_state_that_holds_a_process_group_is_refused_with_the_line_to_write() -> None:
     state = PowerSGDState(process_group=object())
     with pytest.raises(ValueError, match=r"register_comm_hook\(lambda: PowerSGDState"):
         wrapped().register_comm_hook(state, powerSGD_hook)

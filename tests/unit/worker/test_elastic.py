@@ -113,7 +113,7 @@ def test_a_runtime_error_in_a_broken_world_is_a_lost_worker() -> None:
     assert job.reasons == ["", "Connection reset by peer"]
 
 
-def test_an_exception_of_torchs_checkpoints_in_a_broken_world_is_a_lost_worker() -> None:
+def test_an_exception_of_a_torch_checkpoint_in_a_broken_world_is_a_lost_worker() -> None:
     error = CheckpointException("write", {})
     job, _ = play(error, before=lambda job: setattr(job, "broken", True))
     assert job.reasons == ["", str(error)]

@@ -33,7 +33,7 @@ def test_codes_of_all_ranks_are_accepted(rank: int) -> None:
     ],
     ids=["secret", "generation", "receiver", "sender", "zeros", "a bit", "nothing"],
 )
-def test_codes_for_another_secret_generation_sender_or_receiver_are_not(wrong: bytes) -> None:
+def test_codes_for_another_secret_generation_sender_or_receiver_are_refused(wrong: bytes) -> None:
     assert "does not know the secret of generation 1" in check(wrong, 1, SIZE, SECRET, "generation 1")
 
 

@@ -16,7 +16,7 @@ def test_a_torch_whose_gloo_may_be_late_is_warned_of(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", ["2.11.0+cu130", "2.13.0", "3.0.0a0"])
-def test_a_later_one_is_not(version: str) -> None:
+def test_a_torch_whose_gloo_waits_for_the_copies_is_not_warned_of(version: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warn_of_early_gradients(version)

@@ -9,7 +9,7 @@ from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 from spark_elastic.worker.checks.plain_loaders import PlainLoaders
 
 
-def test_a_loader_that_was_refused_while_it_was_made_and_is_still_referenced_is_none() -> None:
+def test_a_loader_that_was_refused_while_it_was_made_and_is_still_referenced_is_skipped() -> None:
     with pytest.raises(ValueError, match="batch_size") as refused:
         DataLoader([0, 1, 2, 3], batch_size=0)  # type: ignore[arg-type]
     PlainLoaders()

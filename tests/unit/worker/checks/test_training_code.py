@@ -354,7 +354,7 @@ def test_a_function_that_only_evaluates_returns_without_a_word(stage: Stage) -> 
     state._leave(stage.world)
 
 
-def test_after_the_elastic_function_nothing_of_torchs_is_watched(stage: Stage) -> None:
+def test_after_the_elastic_function_nothing_in_torch_is_watched(stage: Stage) -> None:
     _, state = making()
     stage.begin(state)
     assert training_code._hooks
@@ -385,7 +385,7 @@ def test_a_loader_outside_the_state_that_trains_is_warned_of_once(stage: Stage, 
     assert warning.filename == __file__
 
 
-def test_a_loader_outside_the_state_that_validates_is_nobodys_business(stage: Stage, loader: ElasticDataLoader) -> None:
+def test_a_loader_outside_the_state_that_validates_is_not_warned_of(stage: Stage, loader: ElasticDataLoader) -> None:
     model, state = making()
     stage.begin(state)
     for _ in range(3):
@@ -428,7 +428,7 @@ def train_through(
 
 
 @pytest.mark.parametrize("settings", [{}, {"shuffle": True}, {"num_workers": 1}], ids=str)
-def test_a_loader_of_torchs_that_gives_all_rows_to_every_rank_and_trains_is_warned_of_once(
+def test_a_torch_loader_that_gives_all_rows_to_every_rank_and_trains_is_warned_of_once(
     stage: Stage, settings: dict[str, Any]
 ) -> None:
     with pytest.warns(UserWarning, match=r"se\.data\.ElasticDataLoader\(dataset") as warned:
@@ -481,14 +481,14 @@ ROWS: Any = [torch.ones(2)] * 24
         "is made within",
     ],
 )
-def test_a_loader_of_torchs_that_validates_or_may_know_of_ranks_is_nobodys_business(
+def test_a_torch_loader_that_validates_or_may_know_of_ranks_is_not_warned_of(
     stage: Stage, loader: Any, validation: Any, kept: dict[str, Any]
 ) -> None:
     train_through(stage, loader, validation, **kept)
 
 
 @pytest.mark.parametrize(("epochs", "batch_size"), [(1, 2), (3, 4)])
-def test_a_loader_of_torchs_that_gives_a_batch_a_step_while_another_moves_along_is_nobodys_business(
+def test_a_torch_loader_that_gives_a_batch_per_step_while_another_moves_along_is_not_warned_of(
     stage: Stage, epochs: int, batch_size: int
 ) -> None:
     above = plain()
@@ -497,7 +497,7 @@ def test_a_loader_of_torchs_that_gives_a_batch_a_step_while_another_moves_along_
 
 
 @pytest.mark.parametrize(("rows", "is_warned_of"), [([2], False), ([2, 4], True)])
-def test_rows_that_were_cut_out_of_each_batch_are_nobodys_business(
+def test_rows_that_were_cut_out_of_each_batch_are_not_warned_of_but_whole_batches_are(
     stage: Stage, rows: list[int], is_warned_of: bool
 ) -> None:
     with warnings.catch_warnings(record=True) as warned:

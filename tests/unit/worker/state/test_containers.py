@@ -220,7 +220,7 @@ def test_user_code_may_go_on_with_the_objects_that_it_gave_to_the_state() -> Non
     assert shown(mine) == shown(twice)
 
 
-def test_so_may_a_newcomer() -> None:
+def test_a_newcomer_may_go_on_with_the_objects_that_it_gave_to_the_state() -> None:
     donor = TorchState(**held())
     change(vars(donor))
     donor.commit()

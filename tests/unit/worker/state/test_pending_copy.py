@@ -90,7 +90,7 @@ def test_a_commit_returns_before_its_copy_is_made_and_counts_from_the_next_one_o
     assert state._keeper.current.content()["objects"] == {"epoch": 2}
 
 
-def test_a_copy_that_was_not_made_when_all_ranks_looked_is_none(stage: Stage, copies: list[Copy]) -> None:
+def test_a_copy_that_was_not_made_when_all_ranks_looked_does_not_count(stage: Stage, copies: list[Copy]) -> None:
     state = begun(stage)
     commit(state, 2)
     stage.abort()
@@ -109,7 +109,7 @@ def test_a_copy_that_was_made_before_counts(stage: Stage, copies: list[Copy]) ->
     assert stage.control.commit == CommitId(1, 2)
 
 
-def test_a_copy_that_was_enqueued_after_the_look_is_none(stage: Stage, copies: list[Copy]) -> None:
+def test_a_copy_that_was_enqueued_after_the_look_does_not_count(stage: Stage, copies: list[Copy]) -> None:
     state = begun(stage)
     stage.world.is_broken = lambda: False  # the driver's word comes between the look at the world and the copy
     stage.abort()
