@@ -4,7 +4,7 @@
 
 Each measurement runs in a process of its own, which counts the CPU seconds of all its threads from the first to the
 last batch, imports and start left out; rivals take turns, and medians are compared. Petastorm's are taken with the
-interpreter of an environment that has the extra `spark-elastic[petastorm]`. Data: 20 float32 columns and one list of 32
+interpreter of an environment that has the extra ``spark-elastic[petastorm]``. Data: 20 float32 columns and one list of 32
 float32 in row groups of 20,000, batches of 256; a tenth as many rows of 500 float32 columns; and a fiftieth as many images
 of 3 x 64 x 64 bytes.
 """

@@ -9,8 +9,9 @@ Spark assigns GPUs to tasks, so tell it which there are, and that each task take
         --conf spark.executor.cores=8 --conf spark.task.cpus=4 \\
         examples/gpu_cluster.py --data s3a://bucket/rows
 
-A worker sees its GPU only (CUDA_VISIBLE_DEVICES is set from what Spark has assigned), and `se.device()` is that one. Workers talk
-over NCCL where each has a GPU, else over Gloo. `spark.task.cpus` is the threads that a worker has, for reading and decoding.
+A worker sees its GPU only (CUDA_VISIBLE_DEVICES is set from what Spark has assigned), and ``se.device()`` is that one. Workers
+talk over NCCL where each has a GPU, else over Gloo. ``spark.task.cpus`` is the threads that a worker has, for reading and
+decoding.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class Sentences(torch.utils.data.Dataset):
 
 
 def small_bert() -> BertForSequenceClassification:
-    """Return a new model. A pretrained one comes from a disk that all executors reach: `from_pretrained(path)`."""
+    """Return a new model. A pretrained one comes from a disk that all executors reach: ``from_pretrained(path)``."""
     return BertForSequenceClassification(
         BertConfig(
             vocab_size=200,

@@ -1,8 +1,8 @@
 """Images in Petastorm format: png files in a Parquet table, decoded while they are read.
 
 A small network tells horizontal stripes from vertical ones. Writing the dataset needs petastorm (and so an environment of its
-own, `pip install 'spark-elastic[petastorm]'`); reading it does not: the default engine knows the format, `pillow` or
-`opencv-python-headless` decodes the images.
+own, ``pip install 'spark-elastic[petastorm]'``); reading it does not: the default engine knows the format, ``pillow`` or
+``opencv-python-headless`` decodes the images.
 
     spark-submit --master … examples/images_petastorm.py --data hdfs:///tmp/stripes --write
     spark-submit --master … examples/images_petastorm.py --data hdfs:///tmp/stripes

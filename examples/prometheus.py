@@ -1,9 +1,9 @@
-"""Metrics of a job for Prometheus, served by the process that calls `run`: steps, world size, resets, goodput.
+"""Metrics of a job for Prometheus, served by the process that calls ``run``: steps, world size, resets, goodput.
 
     python examples/prometheus.py --local --port 9000          # on this machine, without Spark
     spark-submit --master … examples/prometheus.py --port 9000
 
-Steps a second are `rate(spark_elastic_steps_total[1m])`. Goodput is the share of the job's time in which a world trained.
+Steps a second are ``rate(spark_elastic_steps_total[1m])``. Goodput is the share of the job's time in which a world trained.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RESETS = {"world_broken": "loss", "world_interrupted": "planned"}
 
 
 class Exporter:
-    """Keeps metrics of one job up to date. Give it to `run` as `on_event`, which calls it from one thread."""
+    """Keeps metrics of one job up to date. Give it to ``run`` as ``on_event``, which calls it from one thread."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.steps = Counter("spark_elastic_steps", "Commits since the job began", registry=registry)
@@ -80,7 +80,7 @@ class Exporter:
 
 @contextmanager
 def serve(port: int, address: str) -> Iterator[tuple[Exporter, int]]:
-    """Serve the metrics of a job at a port, 0 for any that is free; yield what `on_event` takes, and the port."""
+    """Serve the metrics of a job at a port, 0 for any that is free; yield what ``on_event`` takes, and the port."""
     registry = CollectorRegistry()
     exporter = Exporter(registry)
     server, thread = start_http_server(port, address, registry)

@@ -23,7 +23,7 @@ Transform = Callable[[pa.Table], object]
 def select_columns(manifest: Manifest, columns: Columns, *, transformed: bool) -> list[str]:
     """Return the columns to read: those requested, or else all that can become tensors, or with a transform all.
 
-    Raises ValueError as `choose_columns` does.
+    Raises ValueError as ``choose_columns`` does.
     """
     schema = pa.schema([*manifest.schema, *manifest.partition_types.items()])
     if columns is None:
@@ -83,7 +83,7 @@ def open_engine(reading: Reading) -> ArrowEngine:
 
 
 class ArrowEngine:
-    """Reads `columns` of a manifest's row groups through pyarrow.
+    """Reads ``columns`` of a manifest's row groups through pyarrow.
 
     decode: applied to each chunk first (Petastorm's codecs). transform: the user's, applied next, to a pyarrow.Table.
     """
@@ -108,14 +108,14 @@ class ArrowEngine:
         self._transform = transform
 
     def read(self, group: int, start: int, stop: int, chunk: int) -> Iterator[Rows]:
-        """Yield rows [start, stop) of a row group; see `Engine.read`. Rows before `start` are not converted."""
+        """Yield rows [start, stop) of a row group; see ``Engine.read``. Rows before ``start`` are not converted."""
         if start >= stop:
             return
         where = self._manifest.where(group)
         kept = self._filter.passing(self._source, group) if self._filter is not None else None
         end = stop if kept is None else int(kept[stop - 1]) + 1
         first = 0
-        for batch in self._source.batches(group, self._columns, min(chunk, end)):  # rows after `end` are not decoded
+        for batch in self._source.batches(group, self._columns, min(chunk, end)):  # rows after ``end`` are not decoded
             past = first + batch.num_rows
             if kept is None:
                 low, high = max(first, start), min(past, stop)

@@ -12,7 +12,7 @@ Columns = Sequence[str | re.Pattern[str]] | None
 def choose_columns(
     columns: Sequence[str | re.Pattern[str]], known: Sequence[str], trouble: Callable[[str], str]
 ) -> list[str]:
-    """Return the requested columns, each once. A pattern stands for the columns of `known` whose whole name it matches.
+    """Return the requested columns, each once. A pattern stands for the columns of ``known`` whose whole name it matches.
 
     trouble: returns why a column cannot be read, or nothing. Patterns leave such a column out; naming it raises ValueError. So
     do unknown names and patterns that match nothing.

@@ -1,8 +1,8 @@
 """Turns Arrow columns into numpy columns, and says which columns can be converted.
 
 Numbers, bools and dictionaries of them become [rows]; fixed-size lists, tensors and lists of one length [rows, …]; other lists
-become `Ragged`; Spark ML's vectors are lists. Strings, bytes, times, decimals, other structs and maps have no tensor: they are
-left out unless a `transform` makes numbers of them. A null is an error, also in a list: no number stands for it.
+become ``Ragged``; Spark ML's vectors are lists. Strings, bytes, times, decimals, other structs and maps have no tensor: they are
+left out unless a ``transform`` makes numbers of them. A null is an error, also in a list: no number stands for it.
 """
 
 from __future__ import annotations
@@ -138,10 +138,10 @@ def _of_numbers(value: object, what: str) -> np.ndarray:
 
 
 def to_tensors(column: torch.Tensor | Ragged, sizes: list[int], *, jagged: bool, pinned: bool) -> list[torch.Tensor]:
-    """Cut a column into one tensor for each batch of `sizes` rows.
+    """Cut a column into one tensor for each batch of ``sizes`` rows.
 
-    Lists become a dense [rows, n] tensor if all of a batch have one length, unless `jagged` says that lengths differ in
-    general; otherwise a nested tensor of jagged layout. Dense columns are not copied. With `pinned` they must already be in
+    Lists become a dense [rows, n] tensor if all of a batch have one length, unless ``jagged`` says that lengths differ in
+    general; otherwise a nested tensor of jagged layout. Dense columns are not copied. With ``pinned`` they must already be in
     pinned memory, as views of a tensor from torch's allocator, which then knows when a copy to the GPU still reads from it.
     """
     if isinstance(column, torch.Tensor):

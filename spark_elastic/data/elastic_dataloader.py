@@ -1,4 +1,4 @@
-"""`ElasticDataLoader`: torch's DataLoader over a map-style dataset, each item once per epoch in any world.
+"""``ElasticDataLoader``: torch's DataLoader over a map-style dataset, each item once per epoch in any world.
 
 A Sampler alone cannot do this, because it sees what worker processes prefetch, not what was delivered. Here the position
 advances when a batch is yielded, and after a reset a new DataLoader gets the remaining indices.
@@ -31,28 +31,28 @@ _BLOCK = 64
 
 @saved_as("spark_elastic.data")
 class ElasticDataLoader(PositionedLoader[Any]):
-    """Iterates over the rest of the current epoch of a map-style dataset, yielding the results of `collate_fn`.
+    """Iterates over the rest of the current epoch of a map-style dataset, yielding the results of ``collate_fn``.
 
     Args:
         dataset: a map-style dataset, with a length and items by index.
         batch_size, global_batch_size: the items in a batch, on each rank or on all ranks together. Give exactly one of them.
-        shards: cut every global batch into this many shards, at least `max_np`. One rank computes each whole shard, in a loop
-            over `model.parts(batch)`. The trained weights then have the same bits in every world. Within a State, a batch is
-            then a list with `collate_fn`'s result for each shard. Random numbers in the dataset and `collate_fn` depend on
-            `seed`, the epoch and the item, so items are fetched one by one.
+        shards: cut every global batch into this many shards, at least ``max_np``. One rank computes each whole shard, in a loop
+            over ``model.parts(batch)``. The trained weights then have the same bits in every world. Within a State, a batch is
+            then a list with ``collate_fn``'s result for each shard. Random numbers in the dataset and ``collate_fn`` depend on
+            ``seed``, the epoch and the item, so items are fetched one by one.
         shards_strict: refuse to continue from a state that was made with different kernels (torch and its libraries, their
             instruction set, threads, device, deterministic switches), which produce different bits; False warns once.
         balance: "auto" adapts each rank's share of the global batch, in rows or shards, to its speed, on CPUs in a State with
             wrapped models; None keeps shares even.
-        shuffle: visit the items in a random order that depends on `seed` and the epoch only.
+        shuffle: visit the items in a random order that depends on ``seed`` and the epoch only.
         seed: determines the order of the items, and the random numbers of the workers.
         drop_last: drop the items that do not fill a last global batch.
         shard: a (rank, size) for use outside a State: yield that rank's part of each batch, without repeated batches.
-        dataloader_kwargs: as for `torch.utils.data.DataLoader` (num_workers, collate_fn, pin_memory, …), except those that
-            choose items or their order. If `collate_fn` leaves items out, this does not change the weight of the batch: tell
-            `model.set_rows` how many are left.
+        dataloader_kwargs: as for ``torch.utils.data.DataLoader`` (num_workers, collate_fn, pin_memory, …), except those that
+            choose items or their order. If ``collate_fn`` leaves items out, this does not change the weight of the batch: tell
+            ``model.set_rows`` how many are left.
 
-    Each `iter()` starts the workers, which stop with it. Their base seed is derived from `seed` and the position, and the
+    Each ``iter()`` starts the workers, which stop with it. Their base seed is derived from ``seed`` and the position, and the
     global random state is left alone. The dataset must have a length and must not change it. Raises ValueError for arguments
     that do not fit, and whatever torch's DataLoader raises for its arguments.
     """
@@ -184,7 +184,7 @@ class _Batches:
 class _SeededItems(Dataset[object]):
     """A dataset whose items draw the same random numbers in any process and after any other items.
 
-    The random numbers of `collate_fn` follow from the last item of its shard.
+    The random numbers of ``collate_fn`` follow from the last item of its shard.
     """
 
     def __init__(self, dataset: Any, seeds: tuple[int, ...]) -> None:
@@ -196,7 +196,7 @@ class _SeededItems(Dataset[object]):
 
 
 def _with_own_random_numbers(fetch: Callable[[], object]) -> object:
-    """Call `fetch`, which seeds the generators of this process, and restore their states afterwards."""
+    """Call ``fetch``, which seeds the generators of this process, and restore their states afterwards."""
     states = random_states()
     try:
         return fetch()
@@ -205,7 +205,7 @@ def _with_own_random_numbers(fetch: Callable[[], object]) -> object:
 
 
 def _walk(tracker: RowGroupTracker, permutation: np.ndarray) -> Iterator[tuple[Step, int, list[int]]]:
-    """Yield (step, ticket sum, indices) of this rank, from the position that the tracker has at the first `next`."""
+    """Yield (step, ticket sum, indices) of this rank, from the position that the tracker has at the first ``next``."""
     position, rank, order = tracker.position, tracker.rank, tracker.order
     while steps := tracker.upcoming(position, _BLOCK):
         drawn = draw(order, steps, rank)

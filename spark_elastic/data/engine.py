@@ -51,7 +51,7 @@ class Engine(Protocol):
         """The size of a decoded row in bytes, if the dataset's schema determines it; else 0."""
 
     def read(self, group: int, start: int, stop: int, chunk: int) -> Iterator[Rows]:
-        """Yield rows [start, stop) of a row group in their order, about `chunk` at a time.
+        """Yield rows [start, stop) of a row group in their order, about ``chunk`` at a time.
 
         start, stop: positions among the rows that pass the filters. An engine holds no more than a few chunks in memory, if the
         format allows that. The iterator may be abandoned before its end.
@@ -61,7 +61,7 @@ class Engine(Protocol):
         """Note that a row group will be needed soon, and perhaps begin to read it."""
 
     def close(self) -> None:
-        """Close files and helpers. A later `read` opens what it needs again."""
+        """Close files and helpers. A later ``read`` opens what it needs again."""
 
 
 def open_engine(name: str, reading: Reading) -> Engine:

@@ -1,4 +1,4 @@
-"""`EngineLoader`: the base of loaders whose files an `Engine` reads from front to back, a row group at a time."""
+"""``EngineLoader``: the base of loaders whose files an ``Engine`` reads from front to back, a row group at a time."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _AHEAD_ROWS, _AHEAD_BYTES = 32_768, 64 * 2**20  # of ready batches, unless prefe
 class EngineLoader(PositionedLoader[Batch]):
     """Reads rows in windows, ahead of training, and compares the rows that were read with those that were assigned.
 
-    A subclass implements `__init__`: it counts the rows of each row group, opens an engine that reads them, and passes both on.
+    A subclass implements ``__init__``: it counts the rows of each row group, opens an engine that reads them, and passes both on.
 
-    tracker, identity, shard, shards_strict: see `PositionedLoader`. engine: reads the tracker's row groups, by the same
+    tracker, identity, shard, shards_strict: see ``PositionedLoader``. engine: reads the tracker's row groups, by the same
     numbers. name: describes a row group in errors, by its number. row_bytes: the approximate size of a decoded row, which
-    limits how many rows are held. jagged: the list columns that always become jagged tensors. row_ids: add `_row_group` and
-    `_row` to each batch. prefetch: batches read ahead. pin_memory: by default, if CUDA is available.
+    limits how many rows are held. jagged: the list columns that always become jagged tensors. row_ids: add ``_row_group`` and
+    ``_row`` to each batch. prefetch: batches read ahead. pin_memory: by default, if CUDA is available.
     """
 
     def __init__(

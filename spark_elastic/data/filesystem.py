@@ -29,7 +29,7 @@ _HINTS = {
 
 @dataclass(frozen=True)
 class Location:
-    """A dataset's root in its file system. `local` files are read in small buffered pieces, remote ones in large pieces."""
+    """A dataset's root in its file system. ``local`` files are read in small buffered pieces, remote ones in large pieces."""
 
     filesystem: pafs.FileSystem
     root: str
@@ -52,10 +52,10 @@ def as_urls(url: Urls) -> tuple[str, ...]:
 
 
 def locate(url: str | os.PathLike[str], storage_options: Mapping[str, object] | None = None) -> Location:
-    """Resolve a local path, `file://`, or a URL that fsspec or pyarrow opens.
+    """Resolve a local path, ``file://``, or a URL that fsspec or pyarrow opens.
 
     fsspec comes first. pyarrow's own file systems are used if fsspec's driver for the URL is not installed, with
-    `storage_options` as their arguments. They also open URLs with a query (`s3://…?endpoint_override=…`), which is their
+    ``storage_options`` as their arguments. They also open URLs with a query (``s3://…?endpoint_override=…``), which is their
     syntax. Raises DataError if no installed library can open the URL, saying what to install, and ValueError for wrong
     arguments.
     """

@@ -32,9 +32,9 @@ _COUNTED = np.dtype([("rows", "<i8"), ("digest", "<u8")])  # for a row group: ho
 
 
 class RowFilter:
-    """Passes the rows that pass both `filters`, in pyarrow's form, and `predicate`.
+    """Passes the rows that pass both ``filters``, in pyarrow's form, and ``predicate``.
 
-    Raises ValueError for arguments that do not fit the dataset. Call `count` or `expect` before `passing`, which raises
+    Raises ValueError for arguments that do not fit the dataset. Call ``count`` or ``expect`` before ``passing``, which raises
     DataError if other rows pass than were counted: a predicate whose answers change would lose rows.
     """
 
@@ -80,7 +80,7 @@ class RowFilter:
         return hashlib.blake2b(self._text.encode(), digest_size=8).hexdigest()
 
     def count(self, manifest: Manifest, locations: Sequence[Location]) -> bytes:
-        """Find the passing rows of each row group; return the bytes that `expect` takes. Reads the dataset; raises DataError."""
+        """Find the passing rows of each row group; return the bytes that ``expect`` takes. Reads data; raises DataError."""
         counted = np.zeros(len(manifest), _COUNTED)
 
         def count_file(source: Source, groups: list[int]) -> None:
@@ -92,7 +92,7 @@ class RowFilter:
         return counted.tobytes()
 
     def expect(self, counted: bytes) -> np.ndarray:
-        """Take the result of `count`, from this or another process; return each row group's number of passing rows, int64."""
+        """Take the result of ``count``, from this or another process; return each row group's number of passing rows, int64."""
         self._counted = np.frombuffer(counted, _COUNTED)
         return self._counted["rows"].astype(np.int64)
 

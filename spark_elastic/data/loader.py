@@ -111,7 +111,7 @@ class ElasticLoader(TakesWorld, RowSource, Accountable, Protocol):
     """The interface between a loader and the state that contains it.
 
     A batch counts as processed once it has been yielded, even if nobody used it; a restore or a reset takes back what was
-    yielded after the last commit. A `state_dict()` taken at a commit includes every batch yielded so far. Each method takes
+    yielded after the last commit. A ``state_dict()`` taken at a commit includes every batch yielded so far. Each method takes
     microseconds. A loader of another library may have only some of these methods.
     """
 
@@ -125,17 +125,17 @@ class ElasticLoader(TakesWorld, RowSource, Accountable, Protocol):
 
 
 class PositionedLoader(Generic[T]):
-    """Iteration by position. A subclass implements `_open`.
+    """Iteration by position. A subclass implements ``_open``.
 
-    In a state (once `set_world` has been called), iteration continues after the last delivered batch. Outside a state, each
-    `iter` starts at row 0, except the first one after `load_state_dict`.
+    In a state (once ``set_world`` has been called), iteration continues after the last delivered batch. Outside a state, each
+    ``iter`` starts at row 0, except the first one after ``load_state_dict``.
 
     tracker: knows the number of rows, their order, and which ones are this rank's. identity: identifies what saved positions
-    refer to; "kind", "dataset" and "rows" say which rows, and "order", if given, is `describe(spec)`. shard: a (rank, size) for
+    refer to; "kind", "dataset" and "rows" say which rows, and "order", if given, is ``describe(spec)``. shard: a (rank, size) for
     use outside a state: yield that rank's part of each batch, without repeated batches.
 
-    With shards, a batch consists of this rank's rows, which `model.parts` cuts. A subclass that sets `_delivers_parts` instead
-    yields a list with one item for each part, in the order of `Cut.parts`.
+    With shards, a batch consists of this rank's rows, which ``model.parts`` cuts. A subclass that sets ``_delivers_parts``
+    instead yields a list with one item for each part, in the order of ``Cut.parts``.
     """
 
     _delivers_parts = False
@@ -154,7 +154,7 @@ class PositionedLoader(Generic[T]):
         self._shard = shard
         self.shards_strict, self._has_warned = shards_strict, False
         self._in_state = False
-        # The length that `len` returned before there was a world.
+        # The length that ``len`` returned before there was a world.
         self._told_length: int | None = None
         self._restored = False
         # The epoch at which the training function was entered, until training moves to a later one.
@@ -177,8 +177,8 @@ class PositionedLoader(Generic[T]):
     def _open(self) -> contextlib.AbstractContextManager[Iterator[tuple[Step, int, T]]]:
         """Return a context manager over (step, ticket sum, batch), from the tracker's position to the end of the epoch.
 
-        The steps are those of `tracker.upcoming`, in order. `draw` returns this rank's rows of a step and their ticket sum, by
-        which all ranks check at a commit that every row was delivered once. Batches are passed to the user unchanged.
+        The steps are those of ``tracker.upcoming``, in order. ``draw`` returns this rank's rows of a step and their ticket sum,
+        by which all ranks check at a commit that every row was delivered once. Batches are passed to the user unchanged.
         """
         raise NotImplementedError
 
@@ -249,7 +249,7 @@ class PositionedLoader(Generic[T]):
             self._entered_at_end = self._restored = False
 
     def set_world(self, rank: int, size: int) -> None:
-        """Take a rank in a new world and a new entry into the training function; see `ElasticLoader`."""
+        """Take a rank in a new world and a new entry into the training function; see ``ElasticLoader``."""
         self._end_iteration("the elastic function was entered")
         self._in_state = True
         self._entered_at, self._entered_at_end = self._tracker.epoch, self._tracker.exhausted
@@ -327,22 +327,22 @@ class PositionedLoader(Generic[T]):
             warnings.warn(f"with shards={self.shards} bits may differ from now on: {found}", stacklevel=2)
 
     def report(self) -> Report:
-        """Return what this rank has received since its last report; see `Accountable`."""
+        """Return what this rank has received since its last report; see ``Accountable``."""
         return self._tracker.report()
 
     def confirm(self, reports: Sequence[Report]) -> None:
-        """Check that all ranks' reports of one commit add up to the rows assigned; see `Accountable`."""
+        """Check that all ranks' reports of one commit add up to the rows assigned; see ``Accountable``."""
         self._tracker.confirm(reports)
 
     def measured(self) -> int:
-        """Return how long this rank needs for a full step; see `Balanced`."""
+        """Return how long this rank needs for a full step; see ``Balanced``."""
         if not self._in_state:
             return 0
         alone = self._tracker.size == 1  # a world of one waits for nobody
         return self._stopwatch.period() if alone else self._stopwatch.microseconds()
 
     def balance(self, everybody: Sequence[int]) -> Timing | None:
-        """Change the shares from the next step on if that makes steps faster; see `Balanced`."""
+        """Change the shares from the next step on if that makes steps faster; see ``Balanced``."""
         if not (self._in_state and all(everybody)):
             return None
         tracker = self._tracker

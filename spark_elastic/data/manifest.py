@@ -36,9 +36,10 @@ _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 class RowGroup:
     """One row group of a file.
 
-    `path` is relative to the URL that the file was found under. `ordinal` is the group's position in its file, `rows` its
-    number of rows. `compressed_bytes` and `uncompressed_bytes` are its sizes in the file and after reading. `partition` holds
-    the (name, value) pairs of a Hive path, and `root` is the URL's index among the dataset's URLs, 0 if there is only one.
+    ``path`` is relative to the URL that the file was found under. ``ordinal`` is the group's position in its file, ``rows`` its
+    number of rows. ``compressed_bytes`` and ``uncompressed_bytes`` are its sizes in the file and after reading. ``partition``
+    holds the (name, value) pairs of a Hive path, and ``root`` is the URL's index among the dataset's URLs, 0 if there is
+    only one.
     """
 
     path: str
@@ -50,7 +51,7 @@ class RowGroup:
     root: int = 0
 
 
-RowGroup.__init__.__doc__ = "Keep the given facts; nothing is read or checked. `read_manifest` makes these objects."
+RowGroup.__init__.__doc__ = "Keep the given facts; nothing is read or checked. ``read_manifest`` makes these objects."
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +69,11 @@ class DataFile:
 class Manifest(Sequence[RowGroup]):
     """The row groups of a dataset, URL by URL and in path order, with everything needed to read them without listing again.
 
-    `list_lengths` gives, for each list column, the one length that its values can have according to the footers, or None if
-    lengths differ. `schema` holds the columns in files, without partition columns; `schema_bytes` is its serialized form, and
-    `unischema` is Petastorm's pickle, if the dataset has one. `urls` are the dataset's roots, usually one; `files` identifies
-    the files, which must be unchanged when they are opened; and `row_groups` holds what `manifest[i]` returns. If they are a
-    selection, `dataset` is the manifest of all row groups.
+    ``list_lengths`` gives, for each list column, the one length that its values can have according to the footers, or None if
+    lengths differ. ``schema`` holds the columns in files, without partition columns; ``schema_bytes`` is its serialized form, and
+    ``unischema`` is Petastorm's pickle, if the dataset has one. ``urls`` are the dataset's roots, usually one; ``files``
+    identifies the files, which must be unchanged when they are opened; and ``row_groups`` holds what ``manifest[i]`` returns.
+    If they are a selection, ``dataset`` is the manifest of all row groups.
     """
 
     urls: tuple[str, ...]
@@ -174,7 +175,7 @@ class Manifest(Sequence[RowGroup]):
 
     @classmethod
     def decode(cls, data: bytes) -> Manifest:
-        """Rebuild a manifest from `encode`'s bytes."""
+        """Rebuild a manifest from ``encode``'s bytes."""
         raw = msgspec.msgpack.decode(data)
         files = tuple(DataFile(path, size, footer, root) for path, size, footer, root, _ in raw["files"])
         partitions = [tuple((name, value) for name, value in found) for *_, found in raw["files"]]
@@ -187,7 +188,7 @@ class Manifest(Sequence[RowGroup]):
 
 
 Manifest.__init__.__doc__ = (
-    "Keep the given parts; nothing is read or checked. `read_manifest` makes a manifest of the footers of a dataset."
+    "Keep the given parts; nothing is read or checked. ``read_manifest`` makes a manifest of the footers of a dataset."
 )
 
 
@@ -204,7 +205,7 @@ def read_manifest(url: Urls, *, storage_options: Mapping[str, object] | None = N
     """Read all footers of a Parquet dataset in parallel and return its manifest.
 
     Args:
-        url: a directory or one file, as a local path, `file://`, or any URL that fsspec or pyarrow opens; or a list of these,
+        url: a directory or one file, as a local path, ``file://``, or any URL that fsspec or pyarrow opens; or a list of these,
             which together form one dataset.
         storage_options: options for fsspec.
         threads: how many footers are read concurrently.
@@ -358,7 +359,7 @@ def _common_unischema(urls: Sequence[str], locations: Sequence[Location]) -> byt
 
 
 def read_common_metadata(location: Location) -> dict[bytes, bytes]:
-    """Return the key-value pairs in `_common_metadata`, where Petastorm stores its pickles. Unpickles nothing."""
+    """Return the key-value pairs in ``_common_metadata``, where Petastorm stores its pickles. Unpickles nothing."""
     path = location.join("_common_metadata")
     try:
         if location.filesystem.get_file_info(path).type != pafs.FileType.File:

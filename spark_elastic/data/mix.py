@@ -1,6 +1,6 @@
 """Determines which of several datasets each row of an epoch comes from: a pure function of the weights, seed and epoch.
 
-Ticket t of an epoch (see `order`) is a row of one dataset. After every 1,024 tickets, each dataset has had its proportion, as
+Ticket t of an epoch (see ``order``) is a row of one dataset. After every 1,024 tickets, each dataset has had its proportion, as
 nearly as whole rows allow: the first dataset is split off from all others, the second from those after it, each by integer
 arithmetic. So the position t alone determines the position in each dataset. Within these blocks, the datasets come in random
 order.
@@ -17,9 +17,9 @@ _BLOCK = 1024
 
 
 def apportion(weights: Sequence[float], rows: Sequence[int]) -> tuple[int, ...]:
-    """Return how many rows of each dataset an epoch has, in the proportions of `weights`, which add up to 1.
+    """Return how many rows of each dataset an epoch has, in the proportions of ``weights``, which add up to 1.
 
-    An epoch is as long as it can be without repeating a row: up to rounding, it has all `rows` of one dataset.
+    An epoch is as long as it can be without repeating a row: up to rounding, it has all ``rows`` of one dataset.
     """
     total = int(min(count / weight for count, weight in zip(rows, weights, strict=True)) + 1e-6)
     while True:
@@ -43,7 +43,7 @@ class MixOrder:
         self._labels = functools.lru_cache(maxsize=8)(self._shuffled)
 
     def given(self, tickets: int) -> np.ndarray:
-        """Return how many of the first `tickets` tickets belong to each dataset: int64 [datasets]."""
+        """Return how many of the first ``tickets`` tickets belong to each dataset: int64 [datasets]."""
         block, rest = divmod(tickets, _BLOCK)
         result: np.ndarray = self._before(block)
         if rest:

@@ -1,4 +1,4 @@
-"""`WeightedSamplingLoader`: batches whose rows come from several loaders, in given proportions."""
+"""``WeightedSamplingLoader``: batches whose rows come from several loaders, in given proportions."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ _OWN = 1  # the rank that has this rank's rows in the steps of a part
 
 @saved_as("spark_elastic.data")
 class WeightedSamplingLoader(PositionedLoader[Batch]):
-    """Iterates over the rest of the current epoch of a mix, yielding `dict[str, torch.Tensor]` with rows of all loaders.
+    """Iterates over the rest of the current epoch of a mix, yielding ``dict[str, torch.Tensor]`` with rows of all loaders.
 
         parts = [se.data.ParquetLoader(url, global_batch_size=256) for url in (usual, rare)]
         loader = se.data.WeightedSamplingLoader(parts, [0.9, 0.1], seed=0)
 
-    This is Petastorm's `WeightedSamplingReader` with an order that depends on seed and epoch only, so that a position is valid
+    This is Petastorm's ``WeightedSamplingReader`` with an order that depends on seed and epoch only, so that a position is valid
     in any world. Every 1,024 rows have the given proportions, as nearly as whole rows allow, in random order. An epoch is as
     long as it can be without repeating a row: it has all rows of one loader, and of the others as many as the proportions say.
     The next epoch continues there, so that all rows of a loader come once before any comes again.
 
     Args:
-        loaders: two or more `ParquetLoader`s with the same batch size and columns, which only the mix may then read. Each keeps
-            its own `seed`, `filters`, `transform` and the like. The mix is `shards_strict` if any of them is.
+        loaders: two or more ``ParquetLoader``s with the same batch size and columns, which only the mix may then read. Each keeps
+            its own ``seed``, ``filters``, ``transform`` and the like. The mix is ``shards_strict`` if any of them is.
         probabilities: the proportion of each loader's rows, above 0. They are divided by their sum. Each loader must have a row
             in every epoch.
         seed: determines the order in which the loaders take turns.
         prefetch: batches read ahead; by default as in the loaders.
         shard: a (rank, size) for use outside a State: yield that rank's part of each batch, without repeated batches.
 
-    If the loaders have `with_row_ids=True`, a batch also has int64 `_dataset`, the index of each row's loader in the list.
+    If the loaders have ``with_row_ids=True``, a batch also has int64 ``_dataset``, the index of each row's loader in the list.
     Raises ValueError for loaders that do not fit together, and DataError at the first batch in which their columns differ.
     """
 
@@ -131,7 +131,7 @@ class _Part:
 
 
 class _MixBuilder:
-    """Makes a rank's batches of consecutive steps by merging the batches of the parts; see `BlockBuilder`."""
+    """Makes a rank's batches of consecutive steps by merging the batches of the parts; see ``BlockBuilder``."""
 
     def __init__(self, order: MixOrder, parts: list[_Part], in_shards: bool) -> None:
         self._order = order

@@ -1,4 +1,4 @@
-"""`NGram`: windows of consecutive rows by their timestamps, with the columns that each row of a window has."""
+"""``NGram``: windows of consecutive rows by their timestamps, with the columns that each row of a window has."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Fields = Sequence[str | re.Pattern[str]]
 
 @saved_as("spark_elastic.data")
 class NGram:
-    """Windows of consecutive rows for `ParquetLoader(ngram=…)`, with Petastorm's arguments.
+    """Windows of consecutive rows for ``ParquetLoader(ngram=…)``, with Petastorm's arguments.
 
         NGram({-1: ["speed", "image"], 0: ["speed"]}, delta_threshold=100, timestamp_field="milliseconds")
 
-    A window lies within one row group, whose rows have to be in the order of their timestamps. `filters=` and `predicate=` are
-    applied first. A batch has the column "speed" as [windows, 2, …] and "image" as [windows, 1, …]: one entry of the second
+    A window lies within one row group, whose rows have to be in the order of their timestamps. ``filters=`` and ``predicate=``
+    are applied first. A batch has the column "speed" as [windows, 2, …] and "image" as [windows, 1, …]: one entry of the second
     dimension for each offset that names the column, in ascending order.
 
     Args:
@@ -106,7 +106,7 @@ class NGram:
         return np.array(kept, np.int64)
 
     def columns_at(self, known: Sequence[str]) -> dict[str, np.ndarray]:
-        """Return for each column the rows of a window that have it, counted from its first, int64. `known`: existing columns.
+        """Return for each column the rows of a window that have it, counted from its first, int64. ``known``: existing columns.
 
         Raises ValueError for names and patterns that match no column.
         """

@@ -84,7 +84,7 @@ class WindowFinder:
 
 
 class NGramEngine:
-    """Reads windows as rows: the columns of a window's rows are stacked in the second dimension. See `Engine`.
+    """Reads windows as rows: the columns of a window's rows are stacked in the second dimension. See ``Engine``.
 
     A window's position in its row group, as stored, is that of its first row.
     """
@@ -98,7 +98,7 @@ class NGramEngine:
         self.row_bytes = engine.row_bytes * len(finder.ngram.fields)
 
     def read(self, group: int, start: int, stop: int, chunk: int) -> Iterator[Rows]:
-        """Yield windows [start, stop) of a row group in their order; see `Engine.read`."""
+        """Yield windows [start, stop) of a row group in their order; see ``Engine.read``."""
         starts = self._finder.starts(self._source, group)
         stop = min(stop, len(starts))
         if start >= stop:

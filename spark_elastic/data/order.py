@@ -70,7 +70,7 @@ def choose_spec(
     """Choose lanes and windows for a dataset; nothing here may depend on the world.
 
     groups: the number of row groups with rows. batch: the rows of the smallest global batch. shuffle_rows: the rows of the
-    windows of all lanes together; None for 65,536, or fewer if those would take more than `budget` bytes at `row_bytes` per
+    windows of all lanes together; None for 65,536, or fewer if those would take more than ``budget`` bytes at ``row_bytes`` per
     row.
     """
     if shuffle_rows is not None:
@@ -90,7 +90,7 @@ def choose_spec(
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Rows [start, stop) of row group `group` (its index in the manifest), in the order of the file."""
+    """Rows [start, stop) of row group ``group`` (its index in the manifest), in the order of the file."""
 
     group: int
     start: int
@@ -98,7 +98,7 @@ class Piece:
 
 
 class EpochOrder:
-    """The order of one epoch over row groups with `rows` rows each (int64; empty ones are allowed).
+    """The order of one epoch over row groups with ``rows`` rows each (int64; empty ones are allowed).
 
     Immutable. Building it costs a permutation of the row groups; windows are computed on request.
     """
@@ -121,7 +121,7 @@ class EpochOrder:
         self.first_windows = spec.window - self._numbers * spec.window // lanes
 
     def given(self, consumed: int | np.ndarray) -> np.ndarray:
-        """Return how many rows each lane has given once `consumed` rows are consumed.
+        """Return how many rows each lane has given once ``consumed`` rows are consumed.
 
         consumed: an int, giving int64 [lanes], or an int64 column [n, 1], giving [n, lanes].
         """
@@ -164,7 +164,7 @@ class EpochOrder:
         return found
 
     def processed(self, consumed: int, groups: int) -> np.ndarray:
-        """Return how many rows of each of the manifest's `groups` row groups are among the first `consumed` rows."""
+        """Return how many rows of each of the manifest's ``groups`` row groups are among the first ``consumed`` rows."""
         marks = np.zeros(len(self.ends), np.int64)
         given = self.given(consumed)
         for lane in range(self.spec.lanes):

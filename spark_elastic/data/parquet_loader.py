@@ -1,4 +1,4 @@
-"""`ParquetLoader`: batches of tensors from the row groups of a Parquet dataset, each row once per epoch in any world."""
+"""``ParquetLoader``: batches of tensors from the row groups of a Parquet dataset, each row once per epoch in any world."""
 
 from __future__ import annotations
 
@@ -36,35 +36,36 @@ if TYPE_CHECKING:
 
 @saved_as("spark_elastic.data")
 class ParquetLoader(EngineLoader):
-    """Iterates over the rest of the current epoch, yielding `dict[str, torch.Tensor]` with rows as the first dimension.
+    """Iterates over the rest of the current epoch, yielding ``dict[str, torch.Tensor]`` with rows as the first dimension.
 
     Args:
-        url: a directory or file: local, `file://`, or any URL that fsspec opens with `storage_options`. A list is one dataset.
+        url: a directory or file: local, ``file://``, or any URL that fsspec opens with ``storage_options``. A list is one
+            dataset.
         batch_size, global_batch_size: the rows in a batch, on each rank or on all ranks together. Give exactly one of them.
-            With `global_batch_size`, a step holds the same rows in every world.
-        shards: cut every global batch into this many shards, at least `max_np`. One rank computes each whole shard, in a loop
-            over `model.parts(batch)`. The trained weights then have the same bits in every world.
-        columns: names to read, and compiled patterns (`re.compile`) of whole names; by default all that can become tensors.
+            With ``global_batch_size``, a step holds the same rows in every world.
+        shards: cut every global batch into this many shards, at least ``max_np``. One rank computes each whole shard, in a loop
+            over ``model.parts(batch)``. The trained weights then have the same bits in every world.
+        columns: names to read, and compiled patterns (``re.compile``) of whole names; by default all that can become tensors.
             They include the partition columns of Hive paths.
         shards_strict: refuse to continue from a state that was made with different kernels (torch and its libraries, their
             instruction set, threads, device, deterministic switches), which produce different bits; False warns once.
         balance: "auto" adapts each rank's share of the global batch, in rows or shards, to its speed, on CPUs in a State with
             wrapped models; None keeps shares even.
-        shuffle, shuffle_rows: permute row groups, and shuffle rows within windows of `shuffle_rows` rows in total (0 or 1: row
+        shuffle, shuffle_rows: permute row groups, and shuffle rows within windows of ``shuffle_rows`` rows in total (0 or 1: row
             groups only). Without shuffling, rows come in the order of the files, and every rank reads all of them.
         seed: for everything random. The order depends on the seed and the epoch only.
         filters: in pyarrow's form. Rows that pass are counted when the loader is made; if there are none, a warning is issued.
-        predicate: from `spark_elastic.data.predicates` or from Petastorm; evaluated for each row that passes `filters`.
-        rowgroup_selector: from `spark_elastic.data.selectors` or from Petastorm. Only the row groups that it selects by
+        predicate: from ``spark_elastic.data.predicates`` or from Petastorm; evaluated for each row that passes ``filters``.
+        rowgroup_selector: from ``spark_elastic.data.selectors`` or from Petastorm. Only the row groups that it selects by
             Petastorm's index count as part of the dataset, before anything else is chosen.
-        engine, engine_options: "arrow", or "petastorm" for Petastorm's reader workers, with options of `petastorm.make_reader`.
+        engine, engine_options: "arrow", or "petastorm" for Petastorm's reader workers, with options of ``petastorm.make_reader``.
         transform: called with a pyarrow.Table of some rows of one row group; returns a table or a dict of arrays or tensors
             with as many rows. May run on another thread. The number of rows varies from call to call.
-        ngram: windows of consecutive rows, each of which counts as a row; see `NGram`. The columns of its fields are read,
-            unless a `transform` makes them from `columns`.
+        ngram: windows of consecutive rows, each of which counts as a row; see ``NGram``. The columns of its fields are read,
+            unless a ``transform`` makes them from ``columns``.
         drop_last: drop the rows that do not fill a last global batch.
-        with_row_ids: add int64 `_row_group` (index in the manifest) and `_row` (position in the stored row group; for a window,
-            that of its first row).
+        with_row_ids: add int64 ``_row_group`` (index in the manifest) and ``_row`` (position in the stored row group; for a
+            window, that of its first row).
         prefetch: batches read ahead; by default 32,768 rows' worth, or fewer if those take more than 64 MiB.
         pin_memory: by default, if CUDA is available.
         storage_options: options for fsspec, such as credentials and endpoints.
@@ -101,7 +102,7 @@ class ParquetLoader(EngineLoader):
         pin_memory: bool | None = None,
         shard: tuple[int, int] | None = None,
     ) -> None:
-        """Read the footers of all files, and count rows by reading the columns of `filters`, `predicate` and `ngram`.
+        """Read the footers of all files, and count rows by reading the columns of ``filters``, ``predicate`` and ``ngram``.
 
         This blocks until both are done. In a job, the first worker reads, and all others get its results. Raises ValueError or
         TypeError for arguments that do not fit, and DataError if the dataset cannot be read. Warns if no rows are left.
@@ -200,11 +201,11 @@ class ParquetLoader(EngineLoader):
 
     @classmethod
     def from_reader_arguments(cls, dataset_url: Urls | None = None, **arguments: Any) -> ParquetLoader:
-        """Make a loader from the arguments of Petastorm's `make_reader` or `make_batch_reader`.
+        """Make a loader from the arguments of Petastorm's ``make_reader`` or ``make_batch_reader``.
 
-        dataset_url: the reader's URL or list of URLs; `dataset_url_or_urls=` is an alias. arguments: keyword arguments of both
-        functions, of `petastorm.pytorch.DataLoader` (`batch_size`, `shuffling_queue_capacity`), and of this loader, such as
-        `global_batch_size`. If a reader and the loader share an argument's name, the reader's meaning applies: `shuffle_rows`
+        dataset_url: the reader's URL or list of URLs; ``dataset_url_or_urls=`` is an alias. arguments: keyword arguments of both
+        functions, of ``petastorm.pytorch.DataLoader`` (``batch_size``, ``shuffling_queue_capacity``), and of this loader, such as
+        ``global_batch_size``. If a reader and the loader share an argument's name, the reader's meaning applies: ``shuffle_rows``
         is True or False.
 
         Raises ValueError for arguments without a counterpart, saying what to do instead.

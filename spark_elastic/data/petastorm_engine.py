@@ -3,7 +3,7 @@
 Petastorm chooses its own order and does not reveal where a row came from. Here its workers read single row groups on request,
 in the order that the loader needs, and mark each row with its row group and its position there. What arrives is compared with
 what was requested. Rows that do not pass the filters are dropped before decoding. Fields that are null in the files become
-None, whereas Petastorm makes some of them NaN. Needs petastorm 0.12 and its dependencies (the extra `petastorm`).
+None, whereas Petastorm makes some of them NaN. Needs petastorm 0.12 and its dependencies (the extra ``petastorm``).
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class PetastormEngine:
     """Reads row groups with Petastorm's workers.
 
     columns: field names, or None for all. transform: a petastorm TransformSpec; it may not change the number of rows.
-    options: arguments of `petastorm.make_reader` such as reader_pool_type, workers_count and cache_type. Row groups are held
-    whole, because Petastorm delivers them whole. Workers start with the first read and stop with `close`.
+    options: arguments of ``petastorm.make_reader`` such as reader_pool_type, workers_count and cache_type. Row groups are held
+    whole, because Petastorm delivers them whole. Workers start with the first read and stop with ``close``.
     """
 
     # 0, because Petastorm's schemas do not determine it.
@@ -122,7 +122,7 @@ class PetastormEngine:
             reader.ask(self._piece_of[group], self._kept.get(group))
 
     def read(self, group: int, start: int, stop: int, chunk: int) -> Iterator[Rows]:
-        """Yield rows [start, stop) of a row group; see `Engine.read`."""
+        """Yield rows [start, stop) of a row group; see ``Engine.read``."""
         rows = self._rows(group)
         for first in range(start, min(stop, len(rows)), chunk):
             yield rows[first : min(first + chunk, stop)]

@@ -1,6 +1,6 @@
 """A hook by which the first worker's bytes become those of the whole job.
 
-This package does not know about jobs. A worker of a job installs a function with `set_pin`; until then, `pin` just computes.
+This package does not know about jobs. A worker of a job installs a function with ``set_pin``; until then, ``pin`` just computes.
 The pinned bytes must purely describe the dataset (a manifest, row counts), never a rank.
 """
 
@@ -22,7 +22,7 @@ _pin: Pin = _compute
 
 
 def set_pin(function: Pin | None) -> None:
-    """Install the job's pin; None restores the default, which calls `make` every time."""
+    """Install the job's pin; None restores the default, which calls ``make`` every time."""
     global _pin
     _pin = function if function is not None else _compute
 
@@ -36,5 +36,5 @@ def key_of(value: object) -> str | None:
 
 
 def pin(key: str, make: Callable[[], bytes]) -> bytes:
-    """Return the bytes that the job agreed on for `key`, computing them with `make()` if no worker has yet. May block."""
+    """Return the bytes that the job agreed on for ``key``, computing them with ``make()`` if no worker has yet. May block."""
     return _pin(key, make)

@@ -1,8 +1,8 @@
 """Global steps: how many rows each takes, how an epoch's tail is shared out, and each rank's share of a step.
 
-Tail rule. A tail of fewer than `join` rows joins the step before it, so that no rank is left with a single row (which BatchNorm
-refuses). With a batch size per worker, `join` is two rows per rank. With a global batch size, the rule must not depend on the
-world, or a step would hold different rows in another world. There `join` is 16: two rows per rank in worlds of up to 8. In
+Tail rule. A tail of fewer than ``join`` rows joins the step before it, so that no rank is left with a single row (which BatchNorm
+refuses). With a batch size per worker, ``join`` is two rows per rank. With a global batch size, the rule must not depend on the
+world, or a step would hold different rows in another world. There ``join`` is 16: two rows per rank in worlds of up to 8. In
 larger worlds, a tail of at least 16 rows that has fewer than two per rank is shared by fewer ranks, with two or three rows
 each, and the others get a repeated batch of weight 0.
 
@@ -82,7 +82,7 @@ class BatchPlan:
         return self.shards or self.smallest
 
     def batch(self, size: int) -> int:
-        """Rows of a full global batch in a world of `size`."""
+        """Rows of a full global batch in a world of ``size``."""
         return self.overall if self.overall is not None else (self.per_worker or 1) * size
 
     def join(self, size: int) -> int:
@@ -94,14 +94,14 @@ class BatchPlan:
         return 2 * size if (self.per_worker or 1) > 1 else 0
 
     def next_rows(self, left: int, size: int) -> int:
-        """Return the rows of the next global step if `left` rows remain; 0 means that the epoch is over."""
+        """Return the rows of the next global step if ``left`` rows remain; 0 means that the epoch is over."""
         batch = self.batch(size)
         if self.drop_last:
             return batch if left >= batch else 0
         return left if left < batch + self.join(size) else batch
 
     def steps(self, left: int, size: int) -> int:
-        """Return how many global steps `left` rows make."""
+        """Return how many global steps ``left`` rows make."""
         batch, join = self.batch(size), self.join(size)
         if left <= 0:
             return 0
@@ -113,7 +113,7 @@ class BatchPlan:
         return full + (left > full * batch)
 
     def sharers(self, rows: int, size: int) -> int:
-        """Return how many ranks, from rank 0 on, have rows of their own in a step of `rows` rows."""
+        """Return how many ranks, from rank 0 on, have rows of their own in a step of ``rows`` rows."""
         if self.overall is None or self.overall < 2 * size or rows < GLOBAL_JOIN:
             return size
         return min(size, rows // 2)
@@ -136,7 +136,7 @@ class Step:
 
 
 def make_step(plan: BatchPlan, start: int, rows: int, size: int, shares: tuple[int, ...] = ()) -> Step:
-    """Describe the global step of `rows` rows at position `start` in a world of `size`.
+    """Describe the global step of ``rows`` rows at position ``start`` in a world of ``size``.
 
     shares: each rank's units (rows or shards) of a full global batch; empty for even shares. A tail in which a rank would get a
     single row is shared out evenly.

@@ -1,12 +1,12 @@
-"""Predicates: conditions on rows, in Python. `ParquetLoader(predicate=…)` reads the rows for which a predicate is true.
+"""Predicates: conditions on rows, in Python. ``ParquetLoader(predicate=…)`` reads the rows for which a predicate is true.
 
 They have the names and arguments of Petastorm's predicates, and pass the same rows; Petastorm's own are accepted as well. A
 predicate is called for each row, which takes microseconds each time: conditions that pyarrow can express are faster in
-`filters=`.
+``filters=``.
 
 Values have the type of their column: a NumPy number, a string, an array for a list or an encoded array. A null is None, or NaN
 if the column has fractional numbers. A timestamp is a datetime64[ns], in UTC if its column has a time zone; a date is a
-`datetime.date`, in a list a datetime64. A predicate's answer must depend on the values alone, and always be the same.
+``datetime.date``, in a list a datetime64. A predicate's answer must depend on the values alone, and always be the same.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class PredicateBase(ABC):
 
     @abstractmethod
     def get_fields(self) -> set[str]:
-        """Return the names of the columns that `do_include` uses, at least one."""
+        """Return the names of the columns that ``do_include`` uses, at least one."""
 
     @abstractmethod
     def do_include(self, values: Mapping[str, Any]) -> bool:
@@ -49,7 +49,7 @@ class PredicateBase(ABC):
 class in_set(PredicateBase):
     """Passes rows whose value is in a set.
 
-    inclusion_values: the values that pass. A `datetime` without a time zone passes the timestamps equal to it, a `date` those
+    inclusion_values: the values that pass. A ``datetime`` without a time zone passes the timestamps equal to it, a ``date`` those
     at its midnight. predicate_field: the name of the column. Its values have to be hashable.
     """
 
@@ -85,7 +85,7 @@ class in_set(PredicateBase):
 class in_intersection(PredicateBase):
     """Passes rows whose list contains at least one of the given values.
 
-    inclusion_values: the values to look for; times as in `in_set`. predicate_field: the name of a column of lists or arrays;
+    inclusion_values: the values to look for; times as in ``in_set``. predicate_field: the name of a column of lists or arrays;
     nulls are an error.
     """
 
@@ -164,8 +164,8 @@ class in_negate(PredicateBase):
 class in_reduce(PredicateBase):
     """Passes rows according to the combined results of several predicates.
 
-    predicate_list: the predicates, all of which are called. reduce_func: reduces the list of their results to one, as `all` and
-    `any` do.
+    predicate_list: the predicates, all of which are called. reduce_func: reduces the list of their results to one, as ``all`` and
+    ``any`` do.
     """
 
     def __init__(self, predicate_list: Sequence[PredicateBase], reduce_func: Callable[[list[bool]], Any]) -> None:

@@ -22,7 +22,7 @@ def random_states() -> RandomStates:
 
 
 def set_random_states(states: RandomStates) -> None:
-    """Set all generators to states that `random_states` returned."""
+    """Set all generators to states that ``random_states`` returned."""
     python, numeric, cpu, cuda = states
     random.setstate(python)
     np.random.set_state(numeric)

@@ -40,7 +40,7 @@ class BlockBuilder:
     """Gathers a rank's rows of a few steps at a time into tensors. Blocks on reading; raises DataError.
 
     jagged: the list columns that always become jagged tensors. Other lists become dense tensors in a batch where all have one
-    length. With `in_shards` they must have one length, because batches hold different rows in another world.
+    length. With ``in_shards`` they must have one length, because batches hold different rows in another world.
     """
 
     def __init__(self, store: WindowStore, *, jagged: frozenset[str], pinned: bool, in_shards: bool = False) -> None:
@@ -119,7 +119,7 @@ class Builder(Protocol):
 class ReadAhead:
     """Deliveries from the tracker's position to the end of the epoch, read ahead by a thread.
 
-    It works in blocks of half of `prefetch` steps (or `_BLOCK_ROWS` rows): one is being built and one is ready while the
+    It works in blocks of half of ``prefetch`` steps (or ``_BLOCK_ROWS`` rows): one is being built and one is ready while the
     consumer uses up another. This is a context manager and an iterator. The thread starts on entry and is joined on exit, with
     a deadline, after which it is left to die with the process. The thread's errors are raised in the consumer, in their turn.
     """

@@ -1,4 +1,4 @@
-"""Translates the arguments of Petastorm's `make_reader` and `make_batch_reader` to those of a `ParquetLoader`."""
+"""Translates the arguments of Petastorm's ``make_reader`` and ``make_batch_reader`` to those of a ``ParquetLoader``."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def dataset_of(dataset_url: Urls | None, arguments: dict[str, Any]) -> Urls:
 
 
 def loader_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a `ParquetLoader` for those of a reader. Arguments that readers do not have stay unchanged.
+    """Return the arguments of a ``ParquetLoader`` for those of a reader. Arguments that readers do not have stay unchanged.
 
     Raises ValueError for what a loader does not do, saying what it does instead.
     """

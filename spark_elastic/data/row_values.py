@@ -39,7 +39,7 @@ def _values(column: pa.Array | pa.ChunkedArray) -> Sequence[Any]:
 
 
 def _shaped(item: pa.StructScalar) -> np.ndarray:
-    """Return an array from the struct by which Petastorm's `Decoder` represents arrays of several shapes."""
+    """Return an array from the struct by which Petastorm's ``Decoder`` represents arrays of several shapes."""
     values: np.ndarray = item["data"].values.to_numpy(zero_copy_only=False)
     shaped: np.ndarray = values.reshape(item["shape"].as_py())
     return shaped

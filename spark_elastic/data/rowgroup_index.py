@@ -1,4 +1,4 @@
-"""Reads the index of row groups that Petastorm's `build_rowgroup_index` stores in a dataset, without Petastorm.
+"""Reads the index of row groups that Petastorm's ``build_rowgroup_index`` stores in a dataset, without Petastorm.
 
 It is a pickle, and is read like that of a Unischema: only the names that occur in an index are admitted, and stand-ins are
 built for them.
@@ -196,7 +196,7 @@ class Selection:
         return np.array(numbers, "<i8").tobytes()
 
     def of(self, numbers: bytes) -> Manifest:
-        """Return the manifest of the row groups that `find` found, in this or another process."""
+        """Return the manifest of the row groups that ``find`` found, in this or another process."""
         groups = tuple(self._manifest.row_groups[number] for number in np.frombuffer(numbers, "<i8"))
         return dataclasses.replace(self._manifest, row_groups=groups, dataset=self._manifest)
 

@@ -1,7 +1,7 @@
-"""Row-group selectors choose the row groups to read, by an index that Petastorm's `build_rowgroup_index` has stored.
+"""Row-group selectors choose the row groups to read, by an index that Petastorm's ``build_rowgroup_index`` has stored.
 
-`ParquetLoader(rowgroup_selector=…)` takes these, which have the names and arguments of Petastorm's selectors, and also takes
-Petastorm's own. All rows of a selected row group are read. To avoid maintaining an index, use `filters=`, which skips row
+``ParquetLoader(rowgroup_selector=…)`` takes these, which have the names and arguments of Petastorm's selectors, and also takes
+Petastorm's own. All rows of a selected row group are read. To avoid maintaining an index, use ``filters=``, which skips row
 groups by their Parquet statistics.
 """
 
@@ -32,7 +32,7 @@ class RowGroupSelectorBase(ABC):
 
     @abstractmethod
     def get_index_names(self) -> Sequence[str]:
-        """Return the names of the indexes that `select_row_groups` uses."""
+        """Return the names of the indexes that ``select_row_groups`` uses."""
 
     @abstractmethod
     def select_row_groups(self, index_dict: Mapping[str, RowGroupIndex]) -> set[int]:

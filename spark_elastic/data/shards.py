@@ -1,7 +1,7 @@
 """Shards of a global batch: the rows of each, and the rank that computes it.
 
 A loader with ``shards=V`` cuts every global batch at v * rows // V, whatever the world, and gives each rank whole shards.
-Therefore the result of a shard does not depend on the number of workers; `worker/shards` adds up the results in an order that
+Therefore the result of a shard does not depend on the number of workers; ``worker/shards`` adds up the results in an order that
 does not, either. A batch of fewer rows than V has empty shards, which add nothing.
 """
 

@@ -56,7 +56,7 @@ class Source:
             raise DataError(f"{self._where(group)} cannot be read: {failure}") from failure
 
     def batches(self, group: int, columns: list[str], chunk: int) -> Iterator[pa.RecordBatch]:
-        """Yield a row group's batches of `chunk` rows, partition columns included, decoded page by page.
+        """Yield a row group's batches of ``chunk`` rows, partition columns included, decoded page by page.
 
         columns: names among the files' and the partitions' columns. Raises DataError if the file is gone, changed or broken.
         """
@@ -120,7 +120,7 @@ class Source:
 def each_file(
     manifest: Manifest, locations: Sequence[Location], visit: Callable[[Source, list[int]], None], threads: int = 4
 ) -> None:
-    """Call `visit(source, row groups)` once for each file, on several threads, with its row groups that have rows."""
+    """Call ``visit(source, row groups)`` once for each file, on several threads, with its row groups that have rows."""
     by_file: dict[tuple[int, str], list[int]] = {}
     for index, group in enumerate(manifest.row_groups):
         if group.rows:

@@ -54,7 +54,7 @@ class _Interval:
 
 @saved_as("spark_elastic.data")
 class RowGroupTracker:
-    """The position of one rank in a dataset whose row groups have `rows` rows (int64, as counted after filters)."""
+    """The position of one rank in a dataset whose row groups have ``rows`` rows (int64, as counted after filters)."""
 
     def __init__(self, rows: np.ndarray, spec: OrderSpec, plan: BatchPlan) -> None:
         self.rows = np.asarray(rows, np.int64)
@@ -112,7 +112,7 @@ class RowGroupTracker:
             self.spec, self._order = spec, None
 
     def upcoming(self, position: int, limit: int) -> list[Step]:
-        """Return up to `limit` global steps from `position` on."""
+        """Return up to ``limit`` global steps from ``position`` on."""
         steps: list[Step] = []
         while len(steps) < limit and (rows := self.plan.next_rows(self.total - position, self.size)):
             steps.append(make_step(self.plan, position, rows, self.size, self.shares))
@@ -120,7 +120,7 @@ class RowGroupTracker:
         return steps
 
     def delivered(self, step: Step, ticket_sum: int) -> None:
-        """Count a step as delivered. `ticket_sum` is the sum over the counting rows that this rank actually received."""
+        """Count a step as delivered. ``ticket_sum`` is the sum over the counting rows that this rank actually received."""
         assert step.start == self.position, (step, self.position)
         self.position += step.rows
         interval = self._interval
@@ -130,7 +130,7 @@ class RowGroupTracker:
         interval.expected_tickets += (2 * step.start + step.rows - 1) * step.rows // 2
 
     def report(self) -> Report:
-        """Return this rank's report. Follow each by one `confirm` with all ranks' reports of the same commit."""
+        """Return this rank's report. Follow each by one ``confirm`` with all ranks' reports of the same commit."""
         interval, self._interval = self._interval, _Interval()
         here = (self.epoch, self.position)
         self._awaited.append(Report(*here, interval.expected_rows, interval.expected_tickets % _MODULUS))

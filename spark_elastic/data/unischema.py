@@ -149,8 +149,8 @@ class Decoder:
     """Decodes the columns of a Petastorm dataset, a table at a time.
 
     Fields of a fixed shape become fixed-shape tensors. Fields with one free dimension become lists. With more dimensions, a
-    `transform` gets a struct of `data` (a flat list) and `shape`; without a transform, all arrays of a dataset must have the
-    same shape.
+    ``transform`` gets a struct of ``data`` (a flat list) and ``shape``; without a transform, all arrays of a dataset must have
+    the same shape.
     """
 
     def __init__(self, pickled: bytes, *, transformed: bool = False) -> None:
@@ -158,7 +158,7 @@ class Decoder:
         self._transformed = transformed
 
     def select(self, columns: Columns, stored: Sequence[str]) -> list[str]:
-        """Return the columns to read. Raises the same errors as `arrow_engine.select_columns`."""
+        """Return the columns to read. Raises the same errors as ``arrow_engine.select_columns``."""
         known = [name for name in self.fields if name in stored]
 
         def trouble(name: str) -> str:

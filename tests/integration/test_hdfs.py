@@ -1,7 +1,7 @@
 """Data, checkpoints and an estimator's store in a real HDFS, on real executors.
 
-Needs an HDFS and a Hadoop client, which `pip` does not bring: ``SPARK_ELASTIC_TEST_HDFS=hdfs://host:port/folder`` names a folder
-that may be written, and JAVA_HOME, ARROW_LIBHDFS_DIR and CLASSPATH are set as docs/data.md says.
+Needs an HDFS and a Hadoop client, which ``pip`` does not bring: ``SPARK_ELASTIC_TEST_HDFS=hdfs://host:port/folder`` names a
+folder that may be written, and JAVA_HOME, ARROW_LIBHDFS_DIR and CLASSPATH are set as docs/data.md says.
 """
 
 from __future__ import annotations

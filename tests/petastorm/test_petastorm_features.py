@@ -103,7 +103,7 @@ SELECTORS = {
 
 @pytest.fixture(scope="module")
 def indexed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dataset with indexes by Petastorm's indexers; `half` is null in all of the second row group."""
+    """A dataset with indexes by Petastorm's indexers; ``half`` is null in all of the second row group."""
     root = write_drive(tmp_path_factory.mktemp("indexed") / "data")
     indexers = [
         SingleFieldIndexer("by car", "car"),

@@ -23,7 +23,7 @@ THOROUGH = settings(max_examples=400, derandomize=True, deadline=None)
 def write_dataset(
     root: Path, row_groups: list[int], files: int = 2, **columns: Callable[[np.ndarray], pa.Array]
 ) -> Path:
-    """Write row groups of the given sizes, spread over files; `id` counts rows, `x` is [id, id + 0.5]."""
+    """Write row groups of the given sizes, spread over files; ``id`` counts rows, ``x`` is [id, id + 0.5]."""
     root.mkdir(parents=True, exist_ok=True)
     edges = np.cumsum([0, *row_groups])
     per_file = -(-len(row_groups) // files)
@@ -46,9 +46,9 @@ def make_table(ids: np.ndarray, **columns: Callable[[np.ndarray], pa.Array]) -> 
 
 
 class World:
-    """`make()` builds one rank's loader; `size` of them are stepped together.
+    """``make()`` builds one rank's loader; ``size`` of them are stepped together.
 
-    `counted` is how often each row has been processed, as of the last commit; `steps` maps (epoch, position) to the
+    ``counted`` is how often each row has been processed, as of the last commit; ``steps`` maps (epoch, position) to the
     sorted rows of the step there.
     """
 
@@ -62,7 +62,7 @@ class World:
         self.form(size)
 
     def form(self, size: int, keep: int = 0) -> None:
-        """Lose what was not committed and form a world of `size`, of which `keep` ranks are survivors."""
+        """Lose what was not committed and form a world of ``size``, of which ``keep`` ranks are survivors."""
         kept, gone = self.loaders[: min(keep, size)], self.loaders[min(keep, size) :]
         for loader in gone:
             loader.close()

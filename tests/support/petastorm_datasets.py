@@ -36,7 +36,7 @@ SCHEMA = Unischema(
 
 
 def write_drive(root: Path, files: int = 2, group: int = 10, rows: int = 40) -> Path:
-    """Write `rows` rows, evenly over files, in row groups of `group`; `time` grows by 1, and by 5 after each third row."""
+    """Write ``rows`` rows, evenly over files, in row groups of ``group``; ``time`` grows by 1, and by 5 after each third row."""
     ids = np.arange(rows)
     columns = {
         "id": pa.array(ids, pa.int64()),

@@ -31,7 +31,7 @@ KILL_POINTS = (Point.COMMIT, Point.RECORDED, Point.COMMITTED)
 
 @dataclass(frozen=True)
 class Job:
-    """What one run trains on and what strikes it; workers: `start` at first, then up to `world`."""
+    """What one run trains on and what strikes it; workers: ``start`` at first, then up to ``world``."""
 
     seed: str
     world: int
@@ -88,7 +88,7 @@ def draw_case(chance: random.Random, folder: Path, world: int) -> dict[str, Any]
 
 
 def write(folder: Path, sizes: list[int], files: int) -> None:
-    """Write row groups of these sizes over some files; `id` counts the rows."""
+    """Write row groups of these sizes over some files; ``id`` counts the rows."""
     folder.mkdir(parents=True)
     schema, row = pa.schema([("id", pa.int64())]), 0
     for number in range(files):

@@ -727,7 +727,7 @@ def see_rows(url: str) -> list[int]:
 
 
 def count_rows_beside_a_slow_rank(url: str, rows: int, epochs: int) -> dict[str, Any]:
-    """Count rows as `count_rows` does, while what was rank 1 first takes three times as long for each row as others do.
+    """Count rows as ``count_rows`` does, while what was rank 1 first takes three times as long for each row as others do.
 
     Generations of three workers go on until the slow rank has less than two thirds of the rows of others. In the first one the
     last rank then dies; a later one ends with the epoch in which that has come about.
