@@ -38,7 +38,7 @@ class _Lane:
 
 
 class WindowStore:
-    """Holds at most one window per lane: memory for `spec.window` rows times the lanes in use, plus `chunk` rows each.
+    """Holds at most one window per lane: memory for ``spec.window`` rows times the lanes in use, plus ``chunk`` rows each.
 
     Not thread-safe: it belongs to the reader thread while there is one. Every window is checked, row by row, against
     the rows that the order assigns to it.
@@ -105,7 +105,7 @@ class WindowStore:
     def gather(
         self, lanes: np.ndarray, positions: np.ndarray, into: dict[str, np.ndarray], tickets: np.ndarray, at: int
     ) -> dict[str, Ragged]:
-        """Copy rows of resident windows into rows `at`… of preallocated columns; return those of ragged columns.
+        """Copy rows of resident windows into rows ``at``… of preallocated columns; return those of ragged columns.
 
         tickets: receives the ticket of each copied row, kept beside the row since it was read.
         """
