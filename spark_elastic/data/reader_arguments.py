@@ -100,7 +100,8 @@ def _order(given: dict[str, Any]) -> dict[str, Any]:
     seed = given.pop("seed", None)
     if not groups and (rows or parts > 1 or queue):
         raise ValueError(
-            "shuffle_row_groups=False cannot be had with shuffled rows: a loader shuffles within windows over several row groups"
+            "shuffle_row_groups=False does not go together with shuffled rows: a loader shuffles within windows over several row "
+            "groups"
         )
     window = {} if rows or parts > 1 else {"shuffle_rows": queue}
     return {"shuffle": bool(groups), "seed": 0 if seed is None else seed, **(window if groups else {})}
@@ -122,7 +123,7 @@ def _engine(given: dict[str, Any]) -> dict[str, Any]:
     if not needed:
         dropped += options
     if dropped:
-        logger.info("%s: of no meaning to a ParquetLoader, whose rows are read by one thread", ", ".join(dropped))
+        logger.info("a ParquetLoader ignores %s, because one thread reads its rows", ", ".join(dropped))
     if not needed:
         return {}
     if given.pop("engine", "petastorm") != "petastorm":

@@ -37,8 +37,8 @@ class Totals:
         for variable, _ in self._totals:
             if getattr(variable, "aggregation", "sum") not in ("sum", None):
                 raise TrainingCodeError(
-                    f"the variable {variable.path} of a metric has aggregation={variable.aggregation!r}, and those of ranks "
-                    "are added up: leave the metric out of compile()"
+                    f"the variable {variable.path} of a metric has aggregation={variable.aggregation!r}, and the values "
+                    "of all ranks are added up: leave the metric out of compile()"
                 )
         self.begin()
 
@@ -77,8 +77,8 @@ def check_metrics(metrics: Iterable[keras.Metric]) -> None:
         for each in [metric] if parts is None else parts:
             if not each.variables:
                 raise TrainingCodeError(
-                    f"the metric {each.name} has no variables, in which metrics are added up over steps and ranks: make them by "
-                    "add_variable, or leave it out"
+                    f"the metric {each.name} has no variables, and only variables are added up over steps and ranks: make them "
+                    "by add_variable, or leave the metric out"
                 )
             if isinstance(each, keras.metrics.MeanMetricWrapper) and each._fn_kwargs.get("axis") == 0:
                 warnings.warn(
@@ -88,8 +88,8 @@ def check_metrics(metrics: Iterable[keras.Metric]) -> None:
                 )
             if not type(each).update_state.__module__.startswith("keras."):
                 warnings.warn(
-                    f"the variables of the metric {each.name} are added up over steps and ranks, which is right for sums and "
-                    "quotients of sums, and for nothing else, such as a maximum",
+                    f"the variables of the metric {each.name} are added up over steps and ranks, which is right only for sums "
+                    "and quotients of sums, and not for a maximum, for example",
                     stacklevel=2,
                 )
 
@@ -100,8 +100,8 @@ def check_logs(model: keras.Model, logs: Mapping[str, Any]) -> None:
     for name, value in logs.items():
         if name not in metrics or not np.array_equal(_array(value), _array(metrics[name]), equal_nan=True):
             raise TrainingCodeError(
-                f"train_step returns {name!r}, which is not the result of a metric of that name, so that of all steps and ranks "
-                f"together there is none: make a keras.metrics.Mean(name={name!r}), update it, and return its result()"
+                f"train_step returns {name!r}, which is not the result of a metric of that name, so it has no value over all "
+                f"steps and ranks: make a keras.metrics.Mean(name={name!r}), update it, and return its result()"
             )
 
 

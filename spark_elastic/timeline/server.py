@@ -127,7 +127,7 @@ class PageServer(ThreadingHTTPServer):
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise OSError(f"port {port} is in use: give --port another, or leave it out for a free one") from error
-            raise OSError(f"port {port} cannot be had: {error.strerror}") from error
+            raise OSError(f"port {port} cannot be opened: {error.strerror}") from error
 
     @property
     def address(self) -> str:

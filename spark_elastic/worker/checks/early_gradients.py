@@ -19,7 +19,7 @@ def warn_of_early_gradients(version: str = torch.__version__) -> None:
     if (int(major), int(minor)) < MENDED:
         warnings.warn(
             f"Gloo reduces gradients on a GPU here, as workers share one or backend='gloo' is set, and with torch {version} the "
-            "wrapper of a model may read them before they are back, without a word (pytorch issue 155714). Use torch 2.11 or "
+            "wrapper of a model may silently read them before they are back (pytorch issue 155714). Use torch 2.11 or "
             "later, or give each worker a GPU of its own",
             stacklevel=2,
         )

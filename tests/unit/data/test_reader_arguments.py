@@ -90,9 +90,9 @@ def test_an_ngram_of_petastorms_is_one_of_ours() -> None:
         ({"cur_shard": 1}, "give cur_shard= and shard_count= together, or neither, not 1 and None"),
         (
             {"shuffle_row_groups": False, "shuffle_rows": True},
-            "shuffle_row_groups=False cannot be had with shuffled rows",
+            "shuffle_row_groups=False does not go together with shuffled rows",
         ),
-        ({"shuffle_row_groups": False, "shuffling_queue_capacity": 9}, "shuffle_row_groups=False cannot be had"),
+        ({"shuffle_row_groups": False, "shuffling_queue_capacity": 9}, "shuffle_row_groups=False does not go together"),
         ({"transform_spec": "spec", "engine": "arrow"}, "transform_spec= and cache_type= need engine='petastorm'"),
     ],
 )
@@ -109,7 +109,7 @@ def test_a_call_of_a_reader_makes_a_loader(tmp_path: Path, caplog: pytest.LogCap
         batch_size=8,
     )  # fmt: skip
     assert [int(row) for batch in loader for row in batch["id"]] == list(range(5, 25))
-    assert "workers_count: of no meaning to a ParquetLoader" in caplog.text
+    assert "a ParquetLoader ignores workers_count" in caplog.text
     assert ParquetLoader.from_reader_arguments(dataset_url_or_urls=[root], batch_size=8).rows_total == 50
     for urls in ({}, {"dataset_url": root, "dataset_url_or_urls": [root]}):
         with pytest.raises(ValueError, match="give the dataset's URL once, as dataset_url= or dataset_url_or_urls="):
