@@ -1,7 +1,12 @@
-"""Pickles what a driver sends to workers, including parameters' hooks, which torch's own pickling silently drops."""
+"""Pickles what a driver sends to workers.
+
+Torch's own pickling silently drops the hooks of parameters, and cloudpickle looks for functions with a cache (``lru_cache``) in a
+module that workers do not have, the user's script. Here both travel.
+"""
 
 from __future__ import annotations
 
+import functools
 import io
 import sys
 from collections import OrderedDict
@@ -20,8 +25,6 @@ Hooks = tuple["OrderedDict[int, Callable[..., Any]] | None", "OrderedDict[int, C
 
 def dumps(value: object) -> bytes:
     """Pickle a value with cloudpickle, parameters with their hooks. Does not import torch."""
-    if getattr(sys.modules.get("torch"), "nn", None) is None:
-        return bytes(cloudpickle.dumps(value))
     packed = io.BytesIO()
     _Pickler(packed).dump(value)
     return packed.getvalue()
@@ -55,12 +58,43 @@ def _travelling(hooks: OrderedDict[int, Callable[..., Any]] | None) -> OrderedDi
 
 class _Pickler(cloudpickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
-        torch: Any = sys.modules["torch"]
-        if not isinstance(obj, torch.nn.Parameter) or not hooks_of(obj):
+        if isinstance(obj, functools._lru_cache_wrapper):
+            return self._reduce_cached(obj)
+        nn = getattr(sys.modules.get("torch"), "nn", None)
+        if nn is None or not isinstance(obj, nn.Parameter) or not hooks_of(obj):
             return super().reducer_override(obj)
         # Hooks are pickled as the state, after the parameter itself, because they may refer to the network.
         make, arguments, *_ = obj.__reduce_ex__(cloudpickle.DEFAULT_PROTOCOL)
         return make, arguments, tuple(map(_travelling, _registered(obj))), None, None, put_hooks
+
+    def _reduce_cached(self, cached: Any) -> Any:
+        """Let a function with a cache travel, unless workers can import it. The copy's cache is empty."""
+        found: Any = sys.modules.get(cached.__module__)
+        for name in cached.__qualname__.split("."):
+            found = getattr(found, name, None)
+        if found is cached and super().reducer_override(cached.__wrapped__) is NotImplemented:
+            return NotImplemented
+        # The function is the state, because it may call itself by the name of the cached one.
+        parameters = cached.cache_parameters()
+        return _make_cached, (parameters["maxsize"], parameters["typed"]), cached.__wrapped__, None, None, _put_function
+
+
+class _Called:
+    """Calls a function that is known later."""
+
+    function: Callable[..., Any]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+def _make_cached(maxsize: int | None, typed: bool) -> Any:
+    return functools.lru_cache(maxsize, typed)(_Called())
+
+
+def _put_function(cached: Any, function: Callable[..., Any]) -> None:
+    cached.__wrapped__.function = function
+    functools.update_wrapper(cached, function)
 
 
 def put_hooks(parameter: Any, hooks: Hooks) -> None:

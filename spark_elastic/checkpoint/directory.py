@@ -322,7 +322,7 @@ class CheckpointDirectory:
 
     def _write(self, path: str, pieces: Iterable[Buffer], progress: Progress = _no_progress) -> FileEntry:
         full = self._location.join(path)
-        self._files.create_dir(os.path.dirname(full), recursive=True)
+        self._location.make_folder_of(full)
         digest, length = hashlib.sha256(), 0
         with self._files.open_output_stream(full, compression=None) as stream:
             for piece in _cut(pieces):

@@ -7,6 +7,7 @@ left out unless a ``transform`` makes numbers of them. A null is an error, also 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 
 import numpy as np
@@ -16,6 +17,9 @@ import torch
 from spark_elastic.data.columns import Column, Ragged, as_ragged
 from spark_elastic.data.vectors import is_vector, unpack
 from spark_elastic.errors import DataError
+
+# Making a nested tensor logs a hint for developers of torch, once in every process.
+logging.getLogger("torch.fx._symbolic_trace").addFilter(lambda record: "is_fx_tracing" not in record.getMessage())
 
 
 def convertible(kind: pa.DataType) -> bool:
@@ -158,5 +162,10 @@ def to_tensors(column: torch.Tensor | Ragged, sizes: list[int], *, jagged: bool,
             tensors.append(values.reshape(size, int(part.lengths[0])))
         else:
             offsets = torch.from_numpy(np.append(part.starts, len(part.values)))
-            tensors.append(torch.nested.nested_tensor_from_jagged(values, offsets))
+            tensors.append(jagged_tensor(values, offsets))
     return tensors
+
+
+def jagged_tensor(values: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    """Return rows of different lengths as a nested tensor; row r is ``values[offsets[r] : offsets[r + 1]]``."""
+    return torch.nested.nested_tensor_from_jagged(values, offsets)

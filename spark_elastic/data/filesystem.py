@@ -19,6 +19,7 @@ Urls = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]  # of one datas
 # File systems that pyarrow opens without fsspec: pyarrow's names for the scheme and for the class.
 _S3, _GCS = ("s3", "S3FileSystem"), ("gs", "GcsFileSystem")
 _NATIVE = {"s3": _S3, "s3a": _S3, "gs": _GCS, "gcs": _GCS}
+_OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl"}
 _HINTS = {
     **dict.fromkeys(("s3", "s3a"), "; pip install s3fs, or give storage_options that pyarrow.fs.S3FileSystem takes"),
     **dict.fromkeys(("gs", "gcs"), "; pip install gcsfs, or give storage_options that pyarrow.fs.GcsFileSystem takes"),
@@ -38,6 +39,16 @@ class Location:
     def join(self, relative: str) -> str:
         """Return the full path of a file of the dataset; an empty relative path is the root itself."""
         return f"{self.root.rstrip('/')}/{relative}" if relative else self.root
+
+    def make_folder_of(self, path: str) -> None:
+        """Make the folder of a file that is about to be written.
+
+        Object stores have no folders, and their drivers would make a bucket of whatever name the URL has.
+        """
+        handler = getattr(self.filesystem, "handler", None)
+        names = self.filesystem.type_name if handler is None else handler.fs.protocol
+        if not _OBJECT_STORES.intersection([names] if isinstance(names, str) else names):
+            self.filesystem.create_dir(os.path.dirname(path), recursive=True)
 
 
 def as_urls(url: Urls) -> tuple[str, ...]:
@@ -68,7 +79,7 @@ def locate(url: str | os.PathLike[str], storage_options: Mapping[str, object] | 
         path = text.removeprefix("file:").removeprefix("//")  # Hadoop writes file:/path
         text = path if os.path.exists(path) else urllib.parse.unquote(path)
     if "://" not in text and "::" not in text:
-        return Location(pafs.LocalFileSystem(), os.path.abspath(text), True)
+        return Location(pafs.LocalFileSystem(), os.path.abspath(os.path.expanduser(text)), True)
     options = dict(storage_options or {})
     scheme = text.split("://")[0]
     if scheme in _NATIVE and "?" in text:

@@ -217,6 +217,10 @@ class PositionedLoader(Generic[T]):
         """Global steps that remain of the epoch, in the current world."""
         return self._tracker.plan.steps(self._tracker.left, self._tracker.size)
 
+    def __bool__(self) -> bool:
+        """Return True, because ``if loader`` asks whether there is a loader, and not how long it is."""
+        return True
+
     def __len__(self) -> int:
         """Return the global steps of a full epoch; with a batch size per worker, those of the current world.
 

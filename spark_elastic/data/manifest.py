@@ -122,7 +122,8 @@ class Manifest(Sequence[RowGroup]):
     def partition_types(self) -> dict[str, pa.DataType]:
         """The types of Hive partition columns: int64 if all values are whole numbers, else float64 if possible, else string.
 
-        Columns that are also in the files are read from there. A selection has the columns of the whole dataset.
+        A float64 must not change a whole number, because the large ids of two partitions could become one. Columns that are
+        also in the files are read from there. A selection has the columns of the whole dataset.
         """
         if self.dataset is not None:
             return self.dataset.partition_types
@@ -336,11 +337,16 @@ def _narrowest(values: set[str]) -> pa.DataType:
     texts = pa.array(sorted(values), pa.string())
     for kind in (pa.int64(), pa.float64()):
         try:
-            texts.cast(kind)
-            return kind
+            numbers = texts.cast(kind).to_pylist()
         except pa.ArrowInvalid:
             continue
+        if all(number == int(text) for number, text in zip(numbers, texts.to_pylist(), strict=True) if _is_whole(text)):
+            return kind
     return pa.string()
+
+
+def _is_whole(text: str) -> bool:
+    return text.removeprefix("-").isdecimal()
 
 
 def _common_unischema(urls: Sequence[str], locations: Sequence[Location]) -> bytes:

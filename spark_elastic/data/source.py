@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from types import TracebackType
 
 import pyarrow as pa
@@ -19,13 +21,33 @@ _OPEN_FILES = 32
 _BUFFER = 64 * 1024
 
 
+@dataclass(slots=True)
+class _OpenFile:
+    """A file, the handle through which it is read, and the stamp of its path when it was opened."""
+
+    file: pq.ParquetFile
+    handle: pa.NativeFile
+    stamp: tuple[int, int, int] | None
+
+
+def _stamp(location: Location, path: str) -> tuple[int, int, int] | None:
+    """Return a local file's inode, and what changes when it is written to; None if it is gone, and for object stores."""
+    if not location.local:
+        return None
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size
+
+
 class Source:
     """The files of a manifest, the last few kept open. For one thread at a time; a context manager."""
 
     def __init__(self, manifest: Manifest, locations: Sequence[Location]) -> None:
         self.manifest = manifest
         self.locations = locations
-        self._open: OrderedDict[tuple[int, str], tuple[pq.ParquetFile, pa.NativeFile]] = OrderedDict()
+        self._open: OrderedDict[tuple[int, str], _OpenFile] = OrderedDict()
 
     def __enter__(self) -> Source:
         return self
@@ -38,10 +60,10 @@ class Source:
     def close(self) -> None:
         """Close all files. Open iterators must not be used any more."""
         while self._open:
-            _, (file, handle) = self._open.popitem()
+            _, opened = self._open.popitem()
             with contextlib.suppress(pa.ArrowException, OSError):
-                file.close()
-                handle.close()
+                opened.file.close()
+                opened.handle.close()
 
     @contextlib.contextmanager
     def naming(self, group: int) -> Iterator[None]:
@@ -70,6 +92,7 @@ class Source:
             for batch in file.iter_batches(chunk, row_groups=[entry.ordinal], columns=stored, use_threads=False):
                 read += batch.num_rows
                 yield self._with_partition(batch, partition) if partition else batch
+            self._check_unchanged(group)
         if read != entry.rows:
             raise DataError(f"{self._where(group)} has {read} rows, {entry.rows} were listed")
 
@@ -91,10 +114,11 @@ class Source:
         key = (entry.root, entry.path)
         if key in self._open:
             self._open.move_to_end(key)
-            return self._open[key][0]
+            return self._open[key].file
         listed = self.manifest.file_of[key]
         location = self.locations[entry.root]
         full = location.join(entry.path)
+        stamp = _stamp(location, full)
         # Never memory-mapped: a file that is truncated while it is read must raise, not kill the process (SIGBUS).
         handle = location.filesystem.open_input_file(full)
         footer = read_footer(handle)
@@ -107,10 +131,23 @@ class Source:
         file = pq.ParquetFile(
             handle, metadata=footer.metadata, buffer_size=_BUFFER if local else 0, pre_buffer=not local
         )
-        self._open[key] = (file, handle)
+        self._open[key] = _OpenFile(file, handle, stamp)
         if len(self._open) > _OPEN_FILES:
             self._open.popitem(last=False)
         return file
+
+    def _check_unchanged(self, group: int) -> None:
+        """Raise DataError if a local file has been rewritten in place since it was opened: what was read may be of both."""
+        entry = self.manifest.row_groups[group]
+        key = (entry.root, entry.path)
+        location, opened = self.locations[entry.root], self._open.get(key)
+        full = location.join(entry.path)
+        if opened is None or opened.stamp is None or (now := _stamp(location, full)) == opened.stamp or now is None:
+            return
+        if now[0] == opened.stamp[0]:  # else another file has taken its place, and what is open is still the listed one
+            raise DataError(
+                f"{full} has been written to since it was opened; datasets must not change while they are read"
+            )
 
     def _where(self, group: int) -> str:
         entry = self.manifest.row_groups[group]

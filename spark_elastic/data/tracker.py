@@ -142,7 +142,12 @@ class RowGroupTracker:
             return
         expected = self._awaited.popleft()
         if len(reports) != self.size:
-            raise DataError(f"{len(reports)} ranks reported delivered rows, the world has {self.size}")
+            error = DataError(
+                f"this loader has not entered the world of {len(reports)} ranks: make loaders above the elastic function, give "
+                "them to the State, and leave them there"
+            )
+            error.is_final = True
+            raise error
         for rank, report in enumerate(reports):
             if (report.epoch, report.position) != (expected.epoch, expected.position):
                 error = DataError(

@@ -301,7 +301,7 @@ def _check_checkpoint(
     if not isinstance(url, str) or not url:
         raise ValueError(f"checkpoint must be a directory or a URL, not {checkpoint!r}")
     if "://" not in url and "::" not in url:
-        url = os.path.abspath(url)  # workers have working directories of their own
+        url = os.path.abspath(os.path.expanduser(url))  # workers have working directories of their own
     return CheckpointWish(url, float(interval), storage_options, keep, metric)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import shutil
 import time
@@ -64,7 +63,7 @@ class ArrowFiles:
     def write(self, url: str, data: bytes) -> None:
         """Write a small new file, completely or not at all."""
         partial = self._path(f"{url}.{secrets.token_hex(4)}.tmp")
-        self._files.create_dir(os.path.dirname(partial), recursive=True)
+        self._location.make_folder_of(partial)
         with self._files.open_output_stream(partial, compression=None) as stream:
             stream.write(data)
         self._files.move(partial, self._path(url))
@@ -91,7 +90,7 @@ class ArrowFiles:
     def upload(self, local: str, url: str) -> None:
         """Copy a file of this machine, of any size."""
         path = self._path(url)
-        self._files.create_dir(os.path.dirname(path), recursive=True)
+        self._location.make_folder_of(path)
         with open(local, "rb") as source, self._files.open_output_stream(path, compression=None) as target:
             shutil.copyfileobj(source, target, PIECE_BYTES)
 

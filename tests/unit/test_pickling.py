@@ -100,3 +100,36 @@ def test_what_cannot_travel_is_an_error() -> None:
 def test_a_driver_without_torch_stays_without_it() -> None:
     code = "import sys; from spark_elastic._pickling import dumps; dumps(print); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+SCRIPT = """
+import functools
+import pickle
+import sys
+from spark_elastic._pickling import dumps
+
+@functools.lru_cache(maxsize=7)
+def fibonacci(n):
+    return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)
+
+class Table:
+    @functools.cache
+    def double(self, n):
+        return 2 * n
+
+def use(n):
+    return fibonacci(n), fibonacci.cache_info().maxsize, Table().double(n), escape("a.b")
+
+from re import escape
+assert fibonacci(9) == 34
+sys.stdout.buffer.write(dumps((use, functools.lru_cache(escape))))
+"""
+
+
+def test_functions_with_a_cache_travel_with_the_script_that_defines_them() -> None:
+    packed = subprocess.run([sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, check=True).stdout
+    use, cached_escape = cloudpickle.loads(packed)
+    assert cached_escape("a.b") == r"a\.b"
+    assert use(30) == (832040, 7, 60, r"a\.b")
+    assert use.__globals__["fibonacci"].cache_info().currsize == 7
+    assert use.__globals__["fibonacci"].__name__ == "fibonacci"

@@ -24,6 +24,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
+from spark_elastic.data.convert import jagged_tensor
 from spark_elastic.data.deliveries import Delivery, deliveries
 from spark_elastic.data.randomness import seed_all
 from spark_elastic.data.shards import Cut, Part
@@ -388,7 +389,7 @@ def _rows(leaf: torch.Tensor, start: int, stop: int) -> torch.Tensor:
         return leaf[start:stop].clone()
     offsets = leaf.offsets()[start : stop + 1]  # type: ignore[attr-defined]
     values = leaf.values()[int(offsets[0]) : int(offsets[-1])].clone()
-    return torch.nested.nested_tensor_from_jagged(values, offsets - offsets[0])
+    return jagged_tensor(values, offsets - offsets[0])
 
 
 def _dense(gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

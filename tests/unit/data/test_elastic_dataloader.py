@@ -193,6 +193,7 @@ def test_a_length_that_was_asked_for_before_there_was_a_world_is_corrected_once_
         ElasticDataLoader(Numbers(10), **size)
         for size in ({"batch_size": 2}, {"global_batch_size": 2}, {"batch_size": 2})
     )
+    assert bool(inside), "whether there is a loader is no question about its length"
     assert len(alone) == len(whole) == 5
     with pytest.warns(UserWarning, match=r"len\(loader\) was 5 above the elastic function.* is 2 with 2 workers"):
         alone.set_world(0, 2)

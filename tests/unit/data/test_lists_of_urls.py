@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ import pytest
 from data_worlds import World, make_table, write_dataset
 
 from spark_elastic.data import Manifest, ParquetLoader, read_manifest
+from spark_elastic.data.filesystem import locate
+from spark_elastic.data.source import Source
 from spark_elastic.errors import DataError
 
 
@@ -97,6 +100,23 @@ def test_a_file_that_was_replaced_is_named(urls: list[str], tmp_path: Path) -> N
         ids(loader)
 
 
+def test_a_file_that_is_rewritten_in_place_while_it_is_read_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+
+    def write(first: int) -> None:
+        table = pa.table({"id": np.arange(first, first + 100)})
+        pq.write_table(table, path, compression="none", use_dictionary=False, write_statistics=False)
+
+    write(0)
+    os.utime(path, (0, 0))
+    with Source(read_manifest(path), [locate(path)]) as source:
+        batches = source.batches(0, ["id"], 10)
+        next(batches)
+        write(1000)
+        with pytest.raises(DataError, match=r"a\.parquet has been written to since it was opened"):
+            list(batches)
+
+
 def test_an_error_names_the_url_of_a_row_group(urls: list[str]) -> None:
     def refuse(table: pa.Table) -> pa.Table:
         if table["id"][0].as_py() >= 40:
@@ -155,3 +175,9 @@ def test_hive_partitions_of_all_urls_are_columns(tmp_path: Path) -> None:
         pq.write_table(make_table(np.arange(3)), tmp_path / place / f"year={year}" / "p.parquet")
     loader = ParquetLoader([tmp_path / "a", tmp_path / "b"], 8, filters=[("year", "=", "x")])
     assert loader.rows_total == 3, "the partitions are of one type, here strings"
+
+
+def test_a_tilde_is_the_users_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write_dataset(tmp_path / "data", [7])
+    assert sorted(ids(ParquetLoader("~/data", 2))) == list(range(7))

@@ -152,7 +152,9 @@ def test_folders_of_different_partitions_are_an_error(tmp_path: Path) -> None:
         (["1", "2.5"], "double"),
         (["1_0", "2"], "string"),
         (["\u0663"], "string"),
-        (["9" * 20], "double"),
+        (["1" + "0" * 20], "double"),
+        (["12345678901234567890", "12345678901234567891"], "string"),
+        (["2.5", str(2**53 + 1)], "string"),
     ],
 )
 def test_partitions_have_the_types_that_arrow_makes_of_their_values(

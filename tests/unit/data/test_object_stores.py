@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from data_worlds import make_table, write_dataset
 
+from spark_elastic.checkpoint.directory import CheckpointDirectory
 from spark_elastic.data import ParquetLoader, read_manifest
 from spark_elastic.errors import DataError
 
@@ -142,6 +143,15 @@ def test_a_key_or_bucket_that_is_not_there_is_named(store: Store) -> None:
         url, options = store.place(key)
         with pytest.raises(DataError, match=key):
             read_manifest(url, storage_options=options)
+
+
+def test_checkpoints_are_written_to_a_bucket_and_a_missing_one_is_not_made(store: Store) -> None:
+    url, options = store.place("bucket/checkpoints")
+    assert [CheckpointDirectory(url, options).claim() for _ in range(2)] == [1, 2]
+    url, options = store.place("no-such-bucket/checkpoints")
+    with pytest.raises(OSError, match=r"(?i)bucket"):
+        CheckpointDirectory(url, options).claim()
+    assert store.files.get_file_info("no-such-bucket").type == pafs.FileType.NotFound
 
 
 def test_a_missing_driver_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

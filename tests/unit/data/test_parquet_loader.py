@@ -6,6 +6,8 @@ import math
 import os
 import pickle
 import random
+import subprocess
+import sys
 import threading
 import warnings
 from pathlib import Path
@@ -978,3 +980,12 @@ def test_lengths_follow_the_present_world_with_a_batch_size_per_worker(dataset: 
     assert len(loader) == math.ceil(203 / 64)
     loader.set_world(0, 1)
     assert len(loader) == 13
+
+
+def test_lists_of_different_lengths_are_delivered_without_a_word_of_torchs() -> None:
+    code = (
+        "import torch; from spark_elastic.data.convert import jagged_tensor; "
+        "print(jagged_tensor(torch.arange(5.0), torch.tensor([0, 2, 5])).is_nested)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("True\n", "")
