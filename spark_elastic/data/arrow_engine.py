@@ -23,17 +23,22 @@ Transform = Callable[[pa.Table], object]
 def select_columns(manifest: Manifest, columns: Columns, *, transformed: bool) -> list[str]:
     """Return the columns to read: those requested, or else all that can become tensors, or with a transform all.
 
-    Raises ValueError as ``choose_columns`` does.
+    Raises ValueError as ``choose_columns`` does, and DataError if files have two columns of the name of one to read.
     """
     schema = pa.schema([*manifest.schema, *manifest.partition_types.items()])
-    if columns is None:
-        return [field.name for field in schema if transformed or convertible(field.type)]
 
     def trouble(name: str) -> str:
-        kind = schema.field(name).type
+        kind = schema.field(schema.names.index(name)).type
         return "" if transformed or convertible(kind) else f"{kind}, which cannot be made into a tensor"
 
-    return choose_columns(columns, schema.names, trouble)
+    if columns is None:
+        chosen = [field.name for field in schema if transformed or convertible(field.type)]
+    else:
+        chosen = choose_columns(columns, schema.names, trouble)
+    twice = next((name for name in chosen if schema.names.count(name) > 1), None)
+    if twice is not None:
+        raise DataError(f"{manifest.name}: the files have several columns named {twice!r}; choose others by columns=")
+    return chosen
 
 
 def decoded_bytes(manifest: Manifest, columns: Sequence[str]) -> float:

@@ -7,7 +7,7 @@ import logging
 import secrets
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -82,6 +82,7 @@ from spark_elastic.estimator.runs import (
 )
 from spark_elastic.estimator.sessions import is_local, master_of, prepare_python
 from spark_elastic.estimator.store import Store
+from spark_elastic.estimator.temporary_store import temporary_store
 from spark_elastic.estimator.training import train
 from spark_elastic.launchers.session import check_gpus, parallelism
 from spark_elastic.protocol.event_format import read_event
@@ -355,14 +356,11 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
                 )
             if self.value("runId"):
                 raise ValueError(f"runId={self.value('runId')!r} needs a store, or there is nothing to resume from")
-            store = Store.temporary_folder()
-        try:
-            store.check(session)
+        with temporary_store() if store is None else nullcontext(store) as opened:
+            opened.check(session)
             if self.value("eventLogDir") is not None:
                 Path(self.value("eventLogDir")).mkdir(parents=True, exist_ok=True)
-            yield store
-        finally:
-            store.close()
+            yield opened
 
     # ------------------------------------------------------------------ persistence
 

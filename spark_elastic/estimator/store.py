@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
-import shutil
 import socket
-import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -31,7 +29,7 @@ _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
 class Store:
     """A folder, named by its URL. Create one with ``Store.create``; copies are equal and travel by pickle.
 
-    ``url``, ``storage_options`` and ``keep`` are as in ``create``. ``close`` removes the folder if it is ``temporary``.
+    ``url``, ``storage_options`` and ``keep`` are as in ``create``. A ``temporary`` store is that of a single fit.
 
     ::
 
@@ -65,16 +63,6 @@ class Store:
             if kind not in KINDS:
                 raise ValueError(f"keep must be True, False or some of {', '.join(KINDS)}, not {kind!r}")
         return cls(full_url(url), dict(storage_options or {}), frozenset(kinds))
-
-    @classmethod
-    def temporary_folder(cls) -> Store:
-        """Create a temporary folder on this machine, which ``close`` removes."""
-        return cls(f"file://{tempfile.mkdtemp(prefix='spark_elastic-')}", {}, frozenset(), True)
-
-    def close(self) -> None:
-        """Remove a temporary folder. For other stores this does nothing."""
-        if self.temporary:
-            shutil.rmtree(self.url.removeprefix("file://"), ignore_errors=True)
 
     # ------------------------------------------------------------------ places
 

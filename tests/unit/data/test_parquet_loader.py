@@ -6,6 +6,7 @@ import math
 import os
 import pickle
 import random
+import re
 import subprocess
 import sys
 import threading
@@ -989,3 +990,12 @@ def test_lists_of_different_lengths_are_delivered_without_a_word_of_torchs() -> 
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("True\n", "")
+
+
+def test_two_columns_of_one_name_are_refused_unless_neither_is_read(tmp_path: Path) -> None:
+    table = pa.Table.from_arrays([pa.array([1, 2]), pa.array([3, 4]), pa.array([5, 6])], names=["a", "a", "b"])
+    pq.write_table(table, tmp_path / "0.parquet")
+    for columns in (None, ["a"], [re.compile("a")]):
+        with pytest.raises(DataError, match=f"{tmp_path}: the files have several columns named 'a'; choose others"):
+            ParquetLoader(tmp_path, 2, columns=columns)
+    assert [sorted(batch["b"].tolist()) for batch in ParquetLoader(tmp_path, 2, columns=["b"])] == [[5, 6]]
