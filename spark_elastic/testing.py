@@ -21,18 +21,16 @@ A cluster of local processes that shrinks and grows, without Spark::
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import partial
 
 from msgspec.structs import replace
 
 from spark_elastic._integers import whole_number
+from spark_elastic.driver.fault_plan import active, active_plan
 from spark_elastic.launchers.local_cluster import LocalCluster
 from spark_elastic.protocol.fault_points import Action, Fault, InjectedFaultError, Point
-from spark_elastic.protocol.records import Entry, EventsDropped, FaultInjected
 
 __all__ = [
     "Action",
@@ -56,8 +54,6 @@ __all__ = [
     "stop",
     "take_away",
 ]
-
-_active: ContextVar[tuple[Fault, ...]] = ContextVar("spark_elastic_faults", default=())
 
 
 def fault(
@@ -138,36 +134,8 @@ def inject(*faults: Fault) -> Iterator[None]:
     for fault in faults:
         if not isinstance(fault, Fault):
             raise TypeError(f"inject takes faults, such as kill(rank=1, step=3), not {fault!r}")
-    token = _active.set(tuple(replace(entry, number=number) for number, entry in enumerate(faults, 1)))
+    token = active.set(tuple(replace(entry, number=number) for number, entry in enumerate(faults, 1)))
     try:
         yield
     finally:
-        _active.reset(token)
-
-
-class Strikes:
-    """Records which of the active faults have struck in a run."""
-
-    def __init__(self) -> None:
-        self._missing = {entry.number: entry for entry in active_plan()}
-
-    def see(self, entry: Entry) -> None:
-        """Note an entry of the job's event log."""
-        if isinstance(entry.record, FaultInjected):
-            self._missing.pop(entry.record.fault, None)
-        elif isinstance(entry.record, EventsDropped):
-            self._missing.clear()  # the dropped events may have been these faults
-
-    def warn_of_missing(self) -> None:
-        """Warn the caller of ``run`` about faults that have not struck: a test with such a fault has tested nothing."""
-        if self._missing:
-            told = ", ".join(map(str, self._missing.values()))
-            warnings.warn(
-                f"injected, but never struck: {told}. Did the job reach that step, with that rank, in that generation?",
-                stacklevel=3,
-            )
-
-
-def active_plan() -> tuple[Fault, ...]:
-    """Return the faults to inject into a run that starts here."""
-    return _active.get()
+        active.reset(token)

@@ -7,10 +7,10 @@ import os
 import secrets
 from contextlib import ExitStack
 
-from spark_elastic import testing
 from spark_elastic.driver.discovery import HostDiscovery
 from spark_elastic.driver.driver_place import SIGNAL_SECONDS, CheckpointWish, begin_job
 from spark_elastic.driver.event_log import EventLog
+from spark_elastic.driver.fault_plan import active_plan
 from spark_elastic.driver.output import OutputPrinter
 from spark_elastic.driver.service import SparkDriverService
 from spark_elastic.driver.settings import JobSettings
@@ -46,7 +46,7 @@ class ClientDriver:
         """Run the job until it ends; Ctrl-C ends it."""
         run_id = secrets.token_hex(4)
         credentials = create_credentials(run_id)
-        plan = testing.active_plan()
+        plan = active_plan()
         payload = begin_job(log, run_id, settings, call, plan, self._checkpoint, launcher.application)
         slots: Slots | None = None
 

@@ -20,10 +20,10 @@ from typing import Any
 import cloudpickle
 import msgspec
 
-from spark_elastic import testing
 from spark_elastic._exhaustive import assert_never
 from spark_elastic.driver.driver_place import SIGNAL_SECONDS, CheckpointWish
 from spark_elastic.driver.event_log import EventLog
+from spark_elastic.driver.fault_plan import active_plan
 from spark_elastic.driver.meeting import EndMeeting, OpenMeeting, read_addresses
 from spark_elastic.driver.output import OutputPrinter
 from spark_elastic.driver.post import Addresses, FetchLetters, Letter, read_letters
@@ -186,7 +186,7 @@ class _Life:
     def _drive(self, call: bytes) -> list[bytes]:
         deadline = time.monotonic() + self._settings.start_timeout
         spark_driver = str(self._launcher.session.conf.get("spark.driver.host", "") or "").strip("[]")
-        job = SlotJob(self._run_id, self._launcher.application, self._settings, call, testing.active_plan(), self._wish)
+        job = SlotJob(self._run_id, self._launcher.application, self._settings, call, active_plan(), self._wish)
         rows = [part.data for part in chunks(cloudpickle.dumps(job))]
         with self._meeting(spark_driver, deadline) as meeting:
             driving = DriveInSlot(self._credentials, meeting, spark_driver)

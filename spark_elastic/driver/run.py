@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from spark_elastic import testing
 from spark_elastic._integers import whole_number
 from spark_elastic._pickling import dumps
 from spark_elastic.checkpoint.best import Metric, metric_of
@@ -23,6 +22,7 @@ from spark_elastic.driver.cluster_driver import ClusterDriver
 from spark_elastic.driver.display import ProgressDisplay
 from spark_elastic.driver.driver_place import CheckpointWish, DriverPlace
 from spark_elastic.driver.event_log import EventLog
+from spark_elastic.driver.fault_plan import Strikes, active_plan
 from spark_elastic.driver.logger_feed import LoggerFeed
 from spark_elastic.driver.output import OutputPrinter
 from spark_elastic.driver.settings import RARE_SETTINGS, JobSettings
@@ -213,7 +213,7 @@ def run(
         settings = dataclasses.replace(
             settings, min_np=low, num_proc=start, max_np=high, memory_setting=launcher.memory_setting
         )
-        strikes = testing.Strikes()
+        strikes = Strikes()
         watchers = [display.see, strikes.see]
         if loggers:
             stack.enter_context(feed)
@@ -314,7 +314,7 @@ def _metric_named(best: str) -> Metric:
 def _choose_launcher(
     spark: SparkSession | None, local: bool | LocalCluster, resources: TaskResources | None
 ) -> Launcher:
-    needs_cluster = {fault.action.value for fault in testing.active_plan() if fault.action in CLUSTER_ACTIONS}
+    needs_cluster = {fault.action.value for fault in active_plan() if fault.action in CLUSTER_ACTIONS}
     if needs_cluster and not isinstance(local, LocalCluster):
         raise ValueError(
             f"{' and '.join(sorted(needs_cluster))} need a cluster that they can change: give run() local=cluster, with one of "
