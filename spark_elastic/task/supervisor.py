@@ -11,30 +11,14 @@ from types import TracebackType
 import psutil
 
 from spark_elastic.protocol.connection import Connection
-from spark_elastic.protocol.messages import (
-    Message,
-    Stream,
-    WorkerDying,
-    WorkerExited,
-    WorkerSampled,
-    WorkerSeen,
-    WorkerStarted,
-)
+from spark_elastic.protocol.messages import Stream, WorkerExited, WorkerStarted
 from spark_elastic.protocol.ticket import Ticket
 from spark_elastic.task import packets, processes
 from spark_elastic.task.importer import RequestedParent
 from spark_elastic.task.output import LAST_LINES, OutputForwarder
 from spark_elastic.task.warm import StartedParent, WarmParent
+from spark_elastic.task.watched_worker import WatchedWorker
 
-# How often the process table is checked for a dying worker, because the pidfd reports its end only once its memory is freed.
-# Each check takes 0.15 ms, mostly for waking up, in all less than a hundredth of a core.
-GLANCE_SECONDS = 0.02
-# How often the driver is told that the worker's process exists.
-WORD_SECONDS = 1.0
-# How often the driver is told what the worker uses and prints. This is for people: seldom, and no more than fits on a screen.
-SAMPLE_SECONDS = 5.0
-SAMPLED_LINES = 10
-SAMPLED_CHARACTERS = 200
 # How long the warm parent may take to end. It takes milliseconds, but the kernel may have gigabytes to free.
 END_SECONDS = 10.0
 # A warm parent that owes an answer but is stopped (SIGSTOP, a debugger) is given up after this time.
@@ -67,14 +51,8 @@ class WorkerSupervisor:
         self._environment = environment
         self._parent: WarmParent | None = None
         self._spared: list[psutil.Process] = []
-        self._worker: int | None = None
-        self._pid = 0
-        self._pidfd = -1
-        self._exit_sign: processes.ExitSign | None = None
-        self._glance: asyncio.TimerHandle | None = None
-        self._word_due = 0.0
-        self._sample_due = 0.0
-        self._sampled: tuple[str, ...] = ()
+        # The worker that runs, until the first sign of its end.
+        self._watched: WatchedWorker | None = None
         self._answer_due: asyncio.TimerHandle | None = None
         self._outputs: list[OutputForwarder] = []
         self._last_lines: deque[str] = deque(maxlen=LAST_LINES)
@@ -155,44 +133,16 @@ class WorkerSupervisor:
                 if not self.idle.is_set():
                     self._expect_answer()  # to the order that waits there
             case packets.Started(worker, pid):
-                self._worker, self._pidfd = worker, descriptors[0]
                 self._quiet.clear()
                 self._driver.send(WorkerStarted(worker, pid))
-                loop.add_reader(self._pidfd, self._dying)
-                self._pid = pid
-                self._sampled, self._sample_due = (), loop.time() + WORD_SECONDS
-                self._exit_sign = processes.ExitSign(pid)
-                self._look()
+                self._watched = WatchedWorker(
+                    worker, pid, descriptors[0], self._driver, self._last_lines, self._worker_dies
+                )
             case packets.Exited(worker, code):
                 self._stop_watching()
                 self._reporting = loop.create_task(self._report_exit(worker, code))
 
-    def _look(self) -> None:
-        assert self._exit_sign is not None
-        if self._exit_sign.is_seen():
-            self._dying()
-            return
-        loop = asyncio.get_running_loop()
-        if loop.time() >= self._word_due and not self._exit_sign.is_stopped():
-            assert self._worker is not None
-            self._word_due = loop.time() + WORD_SECONDS
-            self._report(WorkerSeen(self._worker))
-        if loop.time() >= self._sample_due:
-            self._sample_due = loop.time() + SAMPLE_SECONDS
-            self._sample()
-        self._glance = loop.call_later(GLANCE_SECONDS, self._look)
-
-    def _sample(self) -> None:
-        assert self._worker is not None
-        usage, lines = processes.usage_of(self._pid), tuple(self._last_lines)[-SAMPLED_LINES:]
-        if usage is not None:
-            news = () if lines == self._sampled else tuple(line[:SAMPLED_CHARACTERS] for line in lines)
-            self._report(WorkerSampled(self._worker, *usage, news))
-            self._sampled = lines
-
-    def _dying(self) -> None:
-        assert self._worker is not None
-        self._report(WorkerDying(self._worker))
+    def _worker_dies(self) -> None:
         self._stop_watching()
         self._expect_answer()
 
@@ -227,16 +177,9 @@ class WorkerSupervisor:
             self.broken.set_exception(HostFaultError(f"the warm parent process {self._parent.pid} {what}"))
 
     def _stop_watching(self) -> None:
-        if self._glance is not None:
-            self._glance.cancel()
-            self._glance = None
-        if self._exit_sign is not None:
-            self._exit_sign.close()
-            self._exit_sign = None
-        if self._pidfd >= 0:
-            asyncio.get_running_loop().remove_reader(self._pidfd)
-            os.close(self._pidfd)
-            self._pidfd = -1
+        if self._watched is not None:
+            self._watched.close()
+            self._watched = None
 
     async def _report_exit(self, worker: int, code: int) -> None:
         """Report the exit once the last output has been read, because a traceback in it explains the exit code."""
@@ -244,18 +187,14 @@ class WorkerSupervisor:
             await asyncio.wait_for(self._quiet.wait(), LAST_WORDS_SECONDS)
         except asyncio.TimeoutError:
             pass  # a descendant that cannot be killed holds the pipe open
-        self._report(WorkerExited(worker, code, tuple(self._last_lines)))
+        self._driver.send(WorkerExited(worker, code, tuple(self._last_lines)))
         self._last_lines.clear()
-        self._worker = None
         self.idle.set()
 
     def _output_ended(self) -> None:
         self._outputs = [output for output in self._outputs if output.is_open]
         if not self._outputs:
             self._quiet.set()
-
-    def _report(self, message: Message) -> None:
-        self._driver.send(message)
 
     def _send(self, order: packets.Packet, descriptors: list[int] | None = None) -> None:
         packets.send(self._socket, order, descriptors)
