@@ -35,6 +35,9 @@ class Delivery:
     was_used: bool = False
     # Whether a commit counted the batch as processed before a model was given it.
     was_counted: bool = False
+    # How many rows models were given for gradients, all forwards together, and whether a step has used these.
+    given: int = 0
+    was_stepped: bool = False
     # How the batch is cut into shards, if at all, and how many loops over its parts there have been.
     cut: Cut | None = None
     loops: int = 0
@@ -43,6 +46,12 @@ class Delivery:
     def weight(self) -> float:
         """The weight of this rank's part, which turns a mean over ranks into the mean over rows."""
         return weight_of_rank(self.rank_rows, self.rank)
+
+    def give(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Count the rows of a forward's inputs. If any dimension fits, as in a sequence of steps, these are all rows."""
+        sizes = {size for value in inputs for size in value.shape}
+        lengths = [len(value) for value in inputs if value.dim()]
+        self.given += self.rows if self.rows in sizes else max(lengths, default=self.rows)
 
     def knows(self, tensors: Iterable[torch.Tensor]) -> None:
         """Recognize these tensors as part of this batch from now on."""
@@ -73,6 +82,8 @@ class Deliveries:
         self._is_fresh = False
         # Whether a model was first given a batch for gradients after the commit that counted the batch.
         self._came_after_its_commit = False
+        # The fractions of their batches that models were given; None once that has been reported.
+        self._fractions: set[float] | None = set()
 
     def note(
         self, loader: object, batch: object, rank_rows: tuple[int, ...], rank: int, cut: Cut | None = None
@@ -119,6 +130,22 @@ class Deliveries:
         """Whether a batch was first used for gradients after the commit that had counted it, since the last call."""
         was_late, self._came_after_its_commit = self._came_after_its_commit, False
         return was_late
+
+    def leave_out_rows(self, are_set: bool) -> bool:
+        """Note an optimizer's step. Return True, once, if steps use different fractions of the rows that were delivered.
+
+        are_set: user code has set the number of rows for this step, which then does not count.
+        """
+        stepped = [known for known in self._kept if known.given and not known.was_stepped and known.cut is None]
+        for known in stepped:
+            known.was_stepped = True
+        if self._fractions is None or are_set:
+            return False
+        self._fractions |= {min(1.0, known.given / known.rows) for known in stepped}
+        if len(self._fractions) < 2:
+            return False
+        self._fractions = None
+        return True
 
     def find_cut(self, tensors: Sequence[torch.Tensor]) -> Delivery | None:
         """Return the sharded batch of these tensors, or else the only one that has not been through a loop over its parts.

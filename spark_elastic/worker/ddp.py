@@ -95,6 +95,7 @@ class _Call:
             rows = () if model._row_source is None else tuple(model._row_source.batch_rows)
             if self.delivery is not None:
                 self._share = self.delivery.weight
+                self.delivery.give(inputs)
             elif len(rows) == world.size and any(rows):
                 self._share = weight_of_rank(rows, world.rank)
 
@@ -272,6 +273,11 @@ class DistributedDataParallel(nn.Module):
         world = self._world
         if world is not None and world.size > 1:
             self._keep(_by_hand=_RowsByHand(weight, world))
+
+    @property
+    def has_rows_set(self) -> bool:
+        """Whether ``set_rows`` weights this step."""
+        return self._by_hand is not None
 
     def forget_rows(self) -> None:
         """Forget the weight from ``set_rows``, because a step is over. The State calls this at each commit.

@@ -118,9 +118,15 @@ class TrainingChecks:
                 "a batch was fetched before a commit and trains after it: at that commit its rows counted as processed, so a "
                 "reset would skip them. Call state.commit() after the step and before the next batch is fetched"
             )
+        world = self._job.world
+        are_set = any(model.has_rows_set for model in self._job.models)
+        if world is not None and world.size > 1 and deliveries.leave_out_rows(are_set):
+            self._warn(
+                "models are given only some of the rows that the loader delivers, and not the same part of each batch, so that "
+                "each rank's mean is weighted by rows that do not count: call model.set_rows(…) with the number of rows that do"
+            )
         for loader in iterated_alone:
             self._look_at(loader)
-        world = self._job.world
         if self._plain_loaders is not None and world is not None and world.size > 1:
             self._look_at_plain(self._plain_loaders, optimizer)
 

@@ -161,3 +161,32 @@ def test_a_batch_that_a_commit_has_counted_is_known_where_its_tensors_were_conve
     deliveries.committed()
     deliveries.find([batch.double()])
     assert deliveries.take_late_batch()
+
+
+def test_steps_that_use_different_parts_of_their_batches_are_told_of_once() -> None:
+    feed = Feed()
+
+    def step(rows: int, *given: torch.Tensor, are_set: bool = False) -> bool:
+        batch = feed.fetch((rows, 8))
+        for inputs in given or (batch,):
+            found = feed.log.find([inputs])
+            assert found is not None
+            found.give([inputs])
+        return feed.log.leave_out_rows(are_set)
+
+    assert not step(8)
+    assert not step(8, torch.ones(5, 3), torch.ones(3, 3)), "micro-batches"
+    assert not step(8, torch.ones(20, 8, 3)), "a step of a sequence comes first"
+    assert not step(8, torch.ones(40, 3)), "a row has become several"
+    assert not step(8, torch.ones(6, 3), are_set=True)
+    assert step(8, torch.ones(6, 3))
+    assert not step(8, torch.ones(5, 3))
+
+
+def test_the_same_part_of_every_batch_is_no_reason_to_warn() -> None:
+    feed = Feed()
+    for _ in range(3):
+        found = feed.log.find([feed.fetch((8, 8))[:4]])
+        assert found is not None
+        found.give([torch.ones(4, 3)])
+        assert not feed.log.leave_out_rows(are_set=False)
