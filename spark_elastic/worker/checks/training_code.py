@@ -83,7 +83,7 @@ class TrainingChecks:
         for probe in self._probes:
             probe.remove()
         self._probes = []
-        for optimizer in find_optimizers(self._shared()):
+        for optimizer in self._optimizers():
             self._probe(optimizer)
 
     def end(self) -> None:
@@ -236,8 +236,8 @@ class TrainingChecks:
         if not self._is_pending:
             return
         gradients = [
-            p.grad
-            for optimizer in find_optimizers(self._shared())
+            _own_part(p.grad)
+            for optimizer in self._optimizers()
             for group in optimizer.param_groups
             for p in group["params"]
             if p.grad is not None
@@ -280,6 +280,10 @@ class TrainingChecks:
 
     def _free_name(self, wanted: str) -> str:
         return wanted if wanted not in vars(self._state) else f"{wanted}_2"
+
+    def _optimizers(self) -> list[torch.optim.Optimizer]:
+        """The optimizers whose steps the State keeps."""
+        return find_optimizers(self._shared())
 
     def _probe(self, optimizer: torch.optim.Optimizer) -> None:
         """Hook into a few of an optimizer's parameters, to notice when a backward pass reaches them."""
@@ -336,6 +340,12 @@ def _calling_scaler() -> torch.amp.GradScaler | None:
             return None
         frame = frame.f_back
     return None
+
+
+def _own_part(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the part of a divided tensor that this rank holds, without asking others; any other tensor as it is."""
+    part: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return part
 
 
 def module_of(name: str) -> str:

@@ -216,8 +216,9 @@ def _check_holders(holders: Sequence[tuple[object, set[int]]], objects: Sequence
     for holder, parameters in holders:
         if held := [names[number] for number in parameters if number in names]:
             kind = type(holder).__name__
+            named = f"a {kind}" + (f", {holder.__qualname__}," if hasattr(holder, "__qualname__") else "")
             raise TypeError(
-                f"a {kind} in the State holds {min(held)}, a parameter of a module of the State, and would be copied by value, "
+                f"{named} in the State holds {min(held)}, a parameter of a module of the State, and would be copied by value, "
                 f"and the parameter with it: after a reset it would hold one that nobody trains. Give {kind} the methods "
                 "state_dict and load_state_dict, which leave the parameter out, or keep it out of the State"
             )

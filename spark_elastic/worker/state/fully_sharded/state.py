@@ -36,6 +36,9 @@ class _Checks(TrainingChecks):
         super().__init__(state, job, plain_loaders)
         self._sharded = state
 
+    def _optimizers(self) -> list[torch.optim.Optimizer]:
+        return [self._sharded.optimizer]
+
     def _check(self, optimizer: torch.optim.Optimizer) -> bool:
         if optimizer is self._sharded.optimizer:
             self._check_beside(optimizer, [*find_objects(self._shared()).values(), self._sharded.scheduler])

@@ -307,3 +307,12 @@ def test_glibcs_threshold_is_fixed_unless_the_environment_has_set_it(
     assert called == ([] if is_set else [(-3, 65536)])
     del library.mallopt
     memory.give_back_freed_tensors()
+
+
+def test_a_commit_of_gradients_that_no_step_has_used_is_refused(begun: ShardedState) -> None:
+    begun.optimizer.zero_grad()
+    begun.model(torch.ones(1, 3)).sum().backward()
+    with pytest.raises(TrainingCodeError, match=r"a commit came after backward\(\) and before optimizer\.step\(\)"):
+        begun.commit()
+    begun.optimizer.step()
+    begun.commit()
