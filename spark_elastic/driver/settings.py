@@ -9,16 +9,10 @@ from dataclasses import dataclass, field
 from spark_elastic._integers import whole_number
 from spark_elastic.worker.backends import BACKENDS
 
+_RARE_TIMEOUTS = ("heartbeat_timeout", "ready_timeout", "form_timeout", "join_window", "join_patience", "yield_after")
+_TIMEOUTS = ("start_timeout", "elastic_timeout", "hang_timeout", *_RARE_TIMEOUTS)
 # The settings that ``run`` takes without naming them in its signature. ``adaptive_np`` is the estimators'.
-RARE_SETTINGS = (
-    "heartbeat_timeout",
-    "ready_timeout",
-    "form_timeout",
-    "join_window",
-    "join_patience",
-    "yield_after",
-    "adaptive_np",
-)
+RARE_SETTINGS = (*_RARE_TIMEOUTS, "adaptive_np")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,17 +61,7 @@ class JobSettings:
 
     def __post_init__(self) -> None:
         check_sizes(self.min_np, self.num_proc, self.max_np)
-        for name in (
-            "start_timeout",
-            "elastic_timeout",
-            "hang_timeout",
-            "heartbeat_timeout",
-            "ready_timeout",
-            "form_timeout",
-            "join_window",
-            "join_patience",
-            "yield_after",
-        ):
+        for name in _TIMEOUTS:
             value = getattr(self, name)
             if not isinstance(value, numbers.Real) or isinstance(value, bool) or not float(value) > 0:
                 raise ValueError(f"{name} must be a number of seconds above 0, not {value!r}")
