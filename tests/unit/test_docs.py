@@ -75,7 +75,7 @@ def names_in(module: str) -> set[str]:
 # Methods without an underscore, by the class that has them, that other modules of ours call and no user does.
 OURS = {
     "DistributedDataParallel": {
-        *("attach", "compare", "detach", "follow_content", "follow_rows", "forget_rows", "forward"),
+        *("attach", "compare", "detach", "follow_content", "follow_rows", "forget_rows", "forward", "has_rows_set"),
         *("require_backward_grad_sync", "shard"),
     },
     "ElasticModel": {"describe"},
