@@ -132,7 +132,7 @@ class MLflowLogger(Logger):
 class TensorBoardLogger(Logger):
     """Writes TensorBoard's event files. Needs ``spark-elastic[tensorboard]``.
 
-    A job that resumes with the same folder continues there. What was logged after the commit that it resumes from is hidden.
+    A job that resumes with the same folder continues there. What was logged from the commit on that it resumes from is hidden.
 
     Args:
         log_dir: the folder, on the machine that calls ``run``.

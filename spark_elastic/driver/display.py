@@ -129,7 +129,11 @@ def make_bar() -> object:
     if not notebook and (sys.stderr is None or not sys.stderr.isatty()):
         return None
     if notebook:
+        from tqdm import notebook as notebooks
         from tqdm.notebook import tqdm
+
+        if getattr(notebooks, "IProgress", tqdm) is None:
+            return None  # there is no ipywidgets, and a bar that is half made prints an error when it is collected
     else:
         from tqdm import tqdm
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import io
 import logging
 import os
@@ -297,3 +298,13 @@ def test_a_log_message_does_not_begin_at_the_end_of_the_line(monkeypatch: pytest
 def test_progress_is_true_false_or_none() -> None:
     with pytest.raises(TypeError, match="progress must be"):
         ProgressDisplay("yes")  # type: ignore[arg-type]
+
+
+def test_a_notebook_without_widgets_has_no_bar_and_prints_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(display, "_in_notebook", lambda: True)
+    monkeypatch.setattr("tqdm.notebook.IProgress", None)
+    failed: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", failed.append)
+    assert display.make_bar() is None
+    gc.collect()
+    assert failed == []
