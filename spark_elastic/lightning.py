@@ -105,6 +105,12 @@ class LightningState(TorchState):
             **objects,
         )
 
+    def _compared_values(self) -> dict[str, object]:
+        """Leave out what ``self.log`` has noted, which is each rank's own unless it is told to average."""
+        values = super()._compared_values()
+        progress = {name: value for name, value in (self.progress or {}).items() if name != "metrics"}
+        return {**values, "progress": progress}
+
     def _enter_world(self, rank: int, size: int) -> None:
         super()._enter_world(rank, size)
         self._has_fitted = False

@@ -228,3 +228,11 @@ def test_a_module_that_asks_for_its_trainer_too_early_is_told_what_to_do() -> No
         ValueError, match=r"Asking\.configure_optimizers asks for its Trainer.* epochs \* len\(loader\)"
     ):
         LightningState(Asking("one"), loader=ElasticDataLoader(range(8), global_batch_size=4))
+
+
+def test_what_lightning_logs_is_each_ranks_own_and_everything_else_is_compared() -> None:
+    state: Any = state_of("one")
+    assert state._compared_values()["progress"] == {}
+    state.progress = {"loops": {"epoch": 1}, "metrics": {"train_loss": torch.tensor(0.5)}, "should_stop": False}
+    assert state._compared_values()["progress"] == {"loops": {"epoch": 1}, "should_stop": False}
+    assert "optimizers" in state._compared_values()
