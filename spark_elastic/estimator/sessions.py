@@ -12,17 +12,26 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.utils import is_remote
 
+from spark_elastic.errors import SparkElasticError
 from spark_elastic.estimator.files import ArrowFiles, Files
 from spark_elastic.estimator.hadoop import HadoopFiles
 from spark_elastic.launchers.session import use_own_python
+from spark_elastic.launchers.spark import is_gone
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
 def prepare_python(session: SparkSession) -> None:
-    """Make executors on this machine use this process's Python for the next requests; see ``use_own_python``."""
+    """Make executors on this machine use this process's Python for the next requests; see ``use_own_python``.
+
+    Raises ``SparkElasticError`` if the session of the DataFrame has been stopped.
+    """
     if not is_remote():
+        if is_gone(session.sparkContext):
+            raise SparkElasticError(
+                "the Spark session of this DataFrame has been stopped: read it again in the present session"
+            )
         use_own_python(session)
 
 

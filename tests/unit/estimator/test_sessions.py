@@ -1,0 +1,17 @@
+"""What estimators find out about the session of a DataFrame."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from spark_elastic.errors import SparkElasticError
+from spark_elastic.estimator.sessions import prepare_python
+
+
+def test_a_dataframe_of_a_stopped_session_is_refused_in_a_sentence() -> None:
+    session: Any = SimpleNamespace(sparkContext=SimpleNamespace(_jsc=None))
+    with pytest.raises(SparkElasticError, match="the Spark session of this DataFrame has been stopped: read it again"):
+        prepare_python(session)
