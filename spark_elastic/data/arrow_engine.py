@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -26,16 +27,19 @@ def select_columns(manifest: Manifest, columns: Columns, *, transformed: bool) -
     Raises ValueError as ``choose_columns`` does, and DataError if files have two columns of the name of one to read.
     """
     schema = pa.schema([*manifest.schema, *manifest.partition_types.items()])
+    names = schema.names  # a new list at each access
+    types = dict(zip(names, schema.types, strict=True))
 
     def trouble(name: str) -> str:
-        kind = schema.field(schema.names.index(name)).type
+        kind = types[name]
         return "" if transformed or convertible(kind) else f"{kind}, which cannot be made into a tensor"
 
     if columns is None:
         chosen = [field.name for field in schema if transformed or convertible(field.type)]
     else:
-        chosen = choose_columns(columns, schema.names, trouble)
-    twice = next((name for name in chosen if schema.names.count(name) > 1), None)
+        chosen = choose_columns(columns, names, trouble)
+    counts = Counter(names)
+    twice = next((name for name in chosen if counts[name] > 1), None)
     if twice is not None:
         raise DataError(f"{manifest.name}: the files have several columns named {twice!r}; choose others by columns=")
     return chosen

@@ -35,9 +35,11 @@ class Delivery:
     was_used: bool = False
     # Whether a commit counted the batch as processed before a model was given it.
     was_counted: bool = False
-    # How many rows models were given for gradients, all forwards together, and whether a step has used these.
+    # How many rows models were given for gradients, all forwards together; whether user code set the number; whether it was
+    # compared with those of other batches.
     given: int = 0
-    was_stepped: bool = False
+    was_set: bool = False
+    was_judged: bool = False
     # How the batch is cut into shards, if at all, and how many loops over its parts there have been.
     cut: Cut | None = None
     loops: int = 0
@@ -82,8 +84,9 @@ class Deliveries:
         self._is_fresh = False
         # Whether a model was first given a batch for gradients after the commit that counted the batch.
         self._came_after_its_commit = False
-        # The fractions of their batches that models were given; None once that has been reported.
-        self._fractions: set[float] | None = set()
+        # The fraction that models were given of the first batch that was judged, and whether another one was found.
+        self._fraction: float | None = None
+        self._is_told = False
 
     def note(
         self, loader: object, batch: object, rank_rows: tuple[int, ...], rank: int, cut: Cut | None = None
@@ -132,20 +135,24 @@ class Deliveries:
         return was_late
 
     def leave_out_rows(self, are_set: bool) -> bool:
-        """Note an optimizer's step. Return True, once, if steps use different fractions of the rows that were delivered.
+        """Note an optimizer's step. Return True, once, if models are given different fractions of the rows that are delivered.
 
-        are_set: user code has set the number of rows for this step, which then does not count.
+        A batch is judged when a later one is in use, because several steps may share it. Differences of one row may come from
+        rounding. are_set: user code has set the number of rows for this step, whose batches then do not count.
         """
-        stepped = [known for known in self._kept if known.given and not known.was_stepped and known.cut is None]
-        for known in stepped:
-            known.was_stepped = True
-        if self._fractions is None or are_set:
+        in_use = [known for known in self._kept if known.given and not known.was_judged and known.cut is None]
+        for known in in_use:
+            known.was_set |= are_set
+            known.was_judged = known is not self._last
+        if self._is_told:
             return False
-        self._fractions |= {min(1.0, known.given / known.rows) for known in stepped}
-        if len(self._fractions) < 2:
-            return False
-        self._fractions = None
-        return True
+        for known in in_use:
+            if known.was_judged and not known.was_set:
+                given = min(known.given, known.rows)
+                if self._fraction is None:
+                    self._fraction = given / known.rows
+                self._is_told |= abs(given - self._fraction * known.rows) > 1
+        return self._is_told
 
     def find_cut(self, tensors: Sequence[torch.Tensor]) -> Delivery | None:
         """Return the sharded batch of these tensors, or else the only one that has not been through a loop over its parts.

@@ -185,7 +185,7 @@ def run(
     wish = _check_checkpoint(checkpoint, checkpoint_interval, checkpoint_keep, checkpoint_best, storage_options)
     if event_log is not None and (not isinstance(event_log, (str, os.PathLike)) or not os.fspath(event_log)):
         raise ValueError(f"event_log must be the path of a file, not {event_log!r}")
-    path = None if event_log is None else os.fspath(event_log)
+    path = None if event_log is None else os.path.expanduser(os.fspath(event_log))
     feed = LoggerFeed(loggers, None if wish is None else wish.url)
     settings = JobSettings(
         start_timeout=start_timeout,

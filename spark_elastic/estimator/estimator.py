@@ -333,7 +333,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
                 adaptive_np=adapts_np(self, plan.data),
                 on_event=_printer(plan.run_id) if self.value("verbose") else None,
                 loggers=[copy.copy(each) for each in self.value("loggers") or ()],  # fits may run side by side
-                event_log=str(Path(logs) / f"{plan.run_id}.jsonl") if logs is not None else None,
+                event_log=str(Path(logs).expanduser() / f"{plan.run_id}.jsonl") if logs is not None else None,
                 checkpoint=store.worker_url(store.checkpoint_url(plan.run_id)),
                 storage_options=store.storage_options,
                 **settings,
@@ -359,7 +359,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
         with temporary_store() if store is None else nullcontext(store) as opened:
             opened.check(session)
             if self.value("eventLogDir") is not None:
-                Path(self.value("eventLogDir")).mkdir(parents=True, exist_ok=True)
+                Path(self.value("eventLogDir")).expanduser().mkdir(parents=True, exist_ok=True)
             yield opened
 
     # ------------------------------------------------------------------ persistence

@@ -168,7 +168,7 @@ def full_url(url: str | os.PathLike[str]) -> str:
     if not text:
         raise ValueError("a URL must not be empty")
     if not _SCHEME.match(text):
-        return f"file://{os.path.abspath(text)}"
+        return f"file://{os.path.abspath(os.path.expanduser(text))}"
     scheme, _, rest = text.partition(":")
     scheme = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}.get(scheme.lower(), scheme.lower())
     if scheme == "file":

@@ -125,8 +125,8 @@ def kill_descendants(spare: Collection[psutil.Process] = ()) -> None:
     """Send SIGKILL to every descendant of this process and wait until all have ended. Call ``adopt_orphans`` first.
 
     Children in ``spare`` and their descendants are left alone. Python's resource trackers and torch's managers of shared memory,
-    which remove what processes that were killed have left there, and then end by themselves, are given ``TIDY_SECONDS`` for
-    that. After
+    which remove what processes that were killed have left there, and then end by themselves (torch's after two seconds), are
+    given ``TIDY_SECONDS`` for that. After
     ``KILL_SECONDS`` this gives up on processes that do not end because the kernel holds them, for example in a broken file
     system.
     """

@@ -111,8 +111,9 @@ def _generation_of(record: Record) -> int:
 
 def _kind_of(record: records.WorldInterrupted) -> Kind:
     """Return the kind of a planned end. Logs of older releases tell it only in the reason, for people."""
-    if record.cause:
-        return Kind(record.cause)
+    known = {kind.value: kind for kind in Kind}
+    if record.cause in known:
+        return known[record.cause]
     is_shrinking = record.reason.endswith("are to train")
     return Kind.DRAIN if "drain" in record.reason else Kind.SHRINK if is_shrinking else Kind.JOIN
 

@@ -26,6 +26,7 @@ def main(listening: int, *above: int) -> None:
     """Serve until an ancestor process is gone; ``above`` are open descriptors of them. Called in a fresh interpreter."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     processes.adopt_orphans()
+    warm_parent.make_temporary_folder()
     failure = warm_parent.try_to_import_everything()
     importer = _Importer(socket.socket(fileno=listening), above, failure)
     if failure is not None:

@@ -25,12 +25,16 @@ from spark_elastic.protocol.ticket import Ticket
 from spark_elastic.task import packets, processes
 from spark_elastic.worker.control import ControlClient
 
+# The process that has made the folder of ``make_temporary_folder``.
+_folder_of = 0
+
 
 def main(descriptor: int, task_pid: int) -> NoReturn:
     """Serve the task until it is gone. Called in a fresh interpreter."""
     # The kernel's signal arrives even if another process holds the connection open.
     signal.signal(signal.SIGTERM, lambda *_: end())
     processes.die_with_parent(signal.SIGTERM, task_pid)
+    make_temporary_folder()
     guard(socket.socket(fileno=descriptor), os.pidfd_open(task_pid), try_to_import_everything())
 
 
@@ -39,10 +43,6 @@ def guard(connection: socket.socket, task: int, failure: Exception | None) -> No
     signal.signal(signal.SIGTERM, lambda *_: end())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     processes.adopt_orphans()
-    with suppress(OSError):  # there is no folder for temporary files
-        # Workers and their children, such as a DataLoader's, inherit this folder for their sockets. One of their own would stay
-        # when they are killed.
-        multiprocessing.util.get_temp_dir()
     _Guardian(connection, task, failure).serve()
 
 
@@ -186,10 +186,22 @@ def _tell(ticket: Ticket, worker: int, token: str, failure: Exception) -> int:
     return 1
 
 
+def make_temporary_folder() -> None:
+    """Make the folder for sockets of multiprocessing, which children inherit, and which ``end`` removes in this process.
+
+    Workers and their own children, such as those of a DataLoader, would make folders that stay when they are killed.
+    """
+    global _folder_of
+    with suppress(OSError):  # nothing can be written anywhere
+        multiprocessing.util.get_temp_dir()
+        _folder_of = os.getpid()
+
+
 def end() -> NoReturn:
     """End this process and everything below it. The signal handler calls this, too, so it must not need the main loop."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     processes.kill_descendants()
-    with suppress(OSError):
-        shutil.rmtree(multiprocessing.util.get_temp_dir())
+    if _folder_of == os.getpid():
+        with suppress(OSError):
+            shutil.rmtree(multiprocessing.util.get_temp_dir())
     os._exit(0)

@@ -119,13 +119,14 @@ class Boundary(torch.autograd.Function):
         forward, weighting = ctx.owner
         forward.enter_backward()
         relative = weighting.relative(forward)
+        gradient = gradients[0]
         if ctx.is_leaving and forward.weight == 0.0:
-            # A mean over no rows is NaN, which no factor would remove.
-            return torch.zeros_like(gradients[0]), None, None, None
+            # The gradient of a mean over no rows is NaN, which no factor would remove.
+            gradient = torch.nan_to_num(gradient, nan=0.0, posinf=0.0, neginf=0.0)
         factor = ctx.factor * (relative if ctx.is_leaving else 1.0 / relative)
         if factor == 1.0 and not torch.is_grad_enabled():
-            return gradients[0], None, None, None
-        weighted = Boundary.apply(gradients[0], ctx.owner, not ctx.is_leaving, factor)  # type: ignore[no-untyped-call]
+            return gradient, None, None, None
+        weighted = Boundary.apply(gradient, ctx.owner, not ctx.is_leaving, factor)  # type: ignore[no-untyped-call]
         return weighted, None, None, None
 
 

@@ -296,8 +296,8 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         ]
         if not twice or self._steps & (self._steps - 1) == 0:
             return twice
-        chosen = twice[self._steps % len(twice)]
-        return [] if chosen.is_cuda and self._steps % SELDOM else [chosen]
+        turn, rest = divmod(self._steps, SELDOM) if twice[0].is_cuda else (self._steps, 0)
+        return [] if rest else [twice[turn % len(twice)]]
 
     def _compare(self, before: list[torch.Tensor], updated: list[torch.Tensor], received: list[torch.Tensor]) -> None:
         """Raise ``RanksDifferError`` if another rank has updated parameters differently."""

@@ -163,30 +163,39 @@ def test_a_batch_that_a_commit_has_counted_is_known_where_its_tensors_were_conve
     assert deliveries.take_late_batch()
 
 
-def test_steps_that_use_different_parts_of_their_batches_are_told_of_once() -> None:
-    feed = Feed()
-
-    def step(rows: int, *given: torch.Tensor, are_set: bool = False) -> bool:
-        batch = feed.fetch((rows, 8))
+class Steps(Feed):
+    def step(self, rows: int, *given: torch.Tensor, are_set: bool = False) -> bool:
+        """Take a step with a batch of so many rows, of which models are given these; True if there is something to tell."""
+        batch = self.fetch((rows, 8))
         for inputs in given or (batch,):
-            found = feed.log.find([inputs])
+            found = self.log.find([inputs])
             assert found is not None
             found.give([inputs])
-        return feed.log.leave_out_rows(are_set)
-
-    assert not step(8)
-    assert not step(8, torch.ones(5, 3), torch.ones(3, 3)), "micro-batches"
-    assert not step(8, torch.ones(20, 8, 3)), "a step of a sequence comes first"
-    assert not step(8, torch.ones(40, 3)), "a row has become several"
-    assert not step(8, torch.ones(6, 3), are_set=True)
-    assert step(8, torch.ones(6, 3))
-    assert not step(8, torch.ones(5, 3))
+        return self.log.leave_out_rows(are_set)
 
 
-def test_the_same_part_of_every_batch_is_no_reason_to_warn() -> None:
-    feed = Feed()
-    for _ in range(3):
-        found = feed.log.find([feed.fetch((8, 8))[:4]])
-        assert found is not None
-        found.give([torch.ones(4, 3)])
-        assert not feed.log.leave_out_rows(are_set=False)
+def test_steps_that_use_different_parts_of_their_batches_are_told_of_once() -> None:
+    feed = Steps()
+    assert not feed.step(8)
+    assert not feed.step(8, torch.ones(5, 3), torch.ones(3, 3)), "micro-batches"
+    assert not feed.step(8, torch.ones(20, 8, 3)), "a step of a sequence comes first"
+    assert not feed.step(8, torch.ones(40, 3)), "a row has become several"
+    assert not feed.step(8, torch.ones(5, 3), are_set=True)
+    assert not feed.step(8, torch.ones(5, 3)), "another model may be given the rest"
+    assert feed.step(8)
+    assert not feed.step(8, torch.ones(5, 3))
+    assert not feed.step(8)
+
+
+def test_the_same_part_of_every_batch_and_several_steps_a_batch_are_no_reason_to_warn() -> None:
+    feed = Steps()
+    for rows in (32, 32, 31, 32):
+        assert not feed.step(rows, torch.ones((rows + 1) // 2, 3)), "pairs"
+    feed = Steps()
+    for rows in (32, 32, 10, 32):
+        batch = feed.fetch((rows, 32))
+        for part in batch.split(16):
+            found = feed.log.find([part])
+            assert found is not None
+            found.give([part])
+            assert not feed.log.leave_out_rows(are_set=False), "a step for each part"

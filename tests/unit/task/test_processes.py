@@ -79,3 +79,30 @@ def test_what_a_process_uses_can_be_asked_for_until_it_is_gone() -> None:
     child = subprocess.Popen(["true"])
     child.wait()
     assert usage_of(child.pid) is None
+
+
+SHARES = """
+import glob, os, signal, time
+import torch
+from spark_elastic.task import processes
+
+processes.adopt_orphans()
+ready, written = os.pipe()
+pid = os.fork()
+if pid == 0:
+    torch.multiprocessing.set_sharing_strategy("file_system")
+    shared = torch.ones(1000).share_memory_()
+    os.write(written, b"x")
+    time.sleep(600)
+os.read(ready, 1)
+before = len(glob.glob(f"/dev/shm/torch_{pid}_*"))
+os.kill(pid, signal.SIGKILL)
+os.waitpid(pid, 0)
+processes.kill_descendants()
+print(before, len(glob.glob(f"/dev/shm/torch_{pid}_*")))
+"""
+
+
+def test_torchs_manager_removes_the_shared_memory_of_a_killed_process_before_it_is_killed_itself() -> None:
+    done = subprocess.run([sys.executable, "-c", SHARES], capture_output=True, text=True, check=True)
+    assert done.stdout == "1 0\n"

@@ -237,6 +237,17 @@ def gradients_of_inputs(s: Setting) -> None:
         s.step()
 
 
+def inputs_moved_along_their_gradients_on_a_rank_without_rows(s: Setting) -> None:
+    s.a = s.loader(7, 2)
+    s.a.set_world(*s.place)
+    for x, y in s.a:
+        given = (x * 2).requires_grad_()
+        (gradient,) = torch.autograd.grad(mse_loss(s.models[0](given), y, reduction="sum"), given)
+        moved = given.detach() + gradient / gradient.norm(dim=1, keepdim=True)
+        mse_loss(s.models[0](moved), y).backward()
+        s.step()
+
+
 def outputs_that_depend_on_each_other(s: Setting) -> None:
     for (x, y), (u, _) in zip(s.a, s.b, strict=False):
         first, second = s.models[0](x), s.models[0](u)
@@ -338,6 +349,7 @@ LOOPS: dict[str, tuple[Loop, Callable[[], Setting]]] = {
             a_loss_that_the_module_keeps,
             a_penalty_on_gradients,
             gradients_of_inputs,
+            inputs_moved_along_their_gradients_on_a_rank_without_rows,
             an_output_changed_in_place,
             layers_that_begin_and_cease_to_train,
             the_module_called_by_itself,
