@@ -10,10 +10,12 @@ from typing import Any, cast
 import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils import _pytree as pytree
 
 from spark_elastic.errors import CheckpointError, NotInWorldError, SparkElasticError, TrainingCodeError
 from spark_elastic.worker.checks.plain_loaders import PlainLoaders
 from spark_elastic.worker.checks.reachable import find_optimizers
+from spark_elastic.worker.checks.same_inputs import same_inputs
 from spark_elastic.worker.checks.training_code import TrainingChecks
 from spark_elastic.worker.context import device
 from spark_elastic.worker.job import Job
@@ -172,7 +174,14 @@ class ShardedState(TorchState):
         # Torch caches facts about a mesh, including this rank's place, and identifies meshes by shape and names. So each mesh
         # gets a name of its own.
         mesh = init_device_mesh("cpu", (world.size,), mesh_dim_names=(f"generation_{world.generation}",))
-        return ShardedModel(self._factories, mesh, is_first=world.newest_commit is None)
+        made = ShardedModel(self._factories, mesh, is_first=world.newest_commit is None)
+        made.module.register_forward_pre_hook(self._note_inputs, with_kwargs=True)
+        return made
+
+    def _note_inputs(self, module: torch.nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        """Have ranks compare what the model is given for gradients, unless a loader of the State delivers it."""
+        if torch.is_grad_enabled() and self._loader_in_use() is None:
+            same_inputs.note([leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)])
 
     def _prepare(self) -> None:
         self._refuse_whole_models()

@@ -15,6 +15,7 @@ from torch.distributed.fsdp import fully_shard
 from worker_stage import Stage, on_stage
 
 from spark_elastic import DistributedDataParallel, ShardedState, elastic
+from spark_elastic.data import ElasticDataLoader
 from spark_elastic.errors import (
     CheckpointError,
     NotInWorldError,
@@ -24,6 +25,7 @@ from spark_elastic.errors import (
     WorkerLostError,
 )
 from spark_elastic.protocol.messages import CommitId, Slices
+from spark_elastic.worker.checks.same_inputs import same_inputs
 from spark_elastic.worker.state.fully_sharded import memory
 
 
@@ -316,3 +318,17 @@ def test_a_commit_of_gradients_that_no_step_has_used_is_refused(begun: ShardedSt
         begun.commit()
     begun.optimizer.step()
     begun.commit()
+
+
+@pytest.mark.parametrize("has_loader", [False, True])
+def test_ranks_compare_what_the_model_is_given_unless_a_loader_of_the_state_delivers_it(
+    stage: Stage, has_loader: bool
+) -> None:
+    state = made(loader=ElasticDataLoader(range(8), global_batch_size=4) if has_loader else None)
+    stage.begin(state)
+    same_inputs.start()
+    with torch.no_grad():
+        state.model(torch.ones(1, 3))
+    assert same_inputs.report() == 0
+    state.model(torch.ones(1, 3))
+    assert (same_inputs.report() == 0) == has_loader
