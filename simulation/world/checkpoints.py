@@ -33,6 +33,7 @@ class Writer(CheckpointWriter):
         self._simulation = self._process.simulation
         self._interval = plan.interval
         self._due_at = 0.0
+        self._beat = beat
         self._superseded = False
         self._durable_steps: int | None = None
         self._last_part: tuple[int, int] | None = None
@@ -55,6 +56,7 @@ class Writer(CheckpointWriter):
         began = clock.now
         while self._is_writing and not is_over() and clock.now - began < STALL_SECONDS:
             threads.sleep(0.05)
+            self._beat()
 
     def warn_of_unwritten(self, steps: int, is_over: Callable[[], bool]) -> None:
         if self.lacks(steps) and not is_over():

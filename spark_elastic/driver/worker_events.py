@@ -172,6 +172,8 @@ def steps_timed(job: JobState, event: ev.StepsTimed) -> None:
     world = job.world
     if world is None or event.generation != world.generation or not _is_credible(event, world):
         return
+    if any(number not in job.workers for number in world.workers):
+        return  # a rank has been lost, and the world ends
     _tell_slow(job, world, event)
     _replace_slow(job, world, event)
     sized = job.sizing.measured(event.generation, event.rows, event.period, event.microseconds)

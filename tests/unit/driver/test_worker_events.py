@@ -9,6 +9,7 @@ from machine_script import Script, running
 
 from spark_elastic.driver import commands as do
 from spark_elastic.driver import events as ev
+from spark_elastic.driver.failures import FirstSign
 from spark_elastic.protocol.messages import Activity, CommitId
 from spark_elastic.protocol.records import WorkerExited, WorkerLost, WorkerRaised
 
@@ -28,6 +29,16 @@ def test_a_rank_that_cannot_get_ready_before_the_abort_says_that_its_world_is_br
     told = script.send(ev.WorldBroken(1, 1, "a connection ended"))
     assert told.commands == [do.AbortWorld(1, (0, 1), "rank 1 reports: a connection ended")]
     assert script.send(ev.WorldBroken(0, 1, "a connection ended")).commands == []
+
+
+def test_step_times_of_a_world_that_has_lost_a_rank_are_ignored() -> None:
+    script = running("a", "b")
+    script.commit()
+    script.send(ev.WorkerGone(1, FirstSign.PROCESS_DIED))
+    for _ in range(20):
+        assert script.send(ev.StepsTimed(0, 1, (10, 10), (1000, 9000))).commands == []
+    script.come_back()
+    assert script.error is None
 
 
 def test_exceptions_of_newcomers_do_not_condemn_a_job_that_commits() -> None:
