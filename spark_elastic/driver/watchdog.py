@@ -183,7 +183,7 @@ def stuck_collectives(seen: Situation) -> Iterator[Finding]:
 
 def _replace_late(seen: Situation, world: Generation, late: Sequence[Worker], limit: float) -> Iterator[Finding]:
     numbers = {worker.worker for worker in late}
-    if last_holders(seen, numbers):
+    if len(seen.members) < len(world.members) or last_holders(seen, numbers):
         # Such a rank may itself wait for ranks that left and were then lost. An abort frees it, so no worker is given up.
         yield WorldStuck(f"ranks {[world.ranks[number] for number in sorted(numbers)]} were waited for {limit:g} s")
         return

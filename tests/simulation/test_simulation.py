@@ -19,8 +19,9 @@ from simulation.tally import Tally
 SCHEDULES = 6_000
 # Rare ones, for as long as schedule.py makes the same of a seed. The last but one holder of the state dies while it hands it on,
 # and a drained one had left; workers have left, and a driver that was paused hears of that ahead of their results; a world ends
-# while its only rank with weights that belong to no commit reads a durable checkpoint.
-FOUND = (1040332, 1091053, 911170)
+# while its only rank with weights that belong to no commit reads a durable checkpoint; a GPU waits for the last words of a lost
+# rank that had left.
+FOUND = (1040332, 1091053, 911170, 912010)
 # Mistakes that are noticed within some hundreds of schedules; ``python -m simulation.mutants`` has all.
 SOON_NOTICED = {
     "lost workers are not fenced",

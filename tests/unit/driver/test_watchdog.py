@@ -63,6 +63,21 @@ def test_a_rank_that_waits_for_others_lost_after_they_had_been_interrupted_is_ca
     assert script.ranks == [1, 2]
 
 
+def test_a_rank_that_waits_for_one_lost_rank_is_called_back_although_another_one_holds_the_commit() -> None:
+    """Found by the simulation, with a GPU: the rank was replaced as hung, though only the lost rank's last words were missing."""
+    script = running("a", "b", "c", hang_timeout=50)
+    script.commit()
+    script.drain(0)
+    script.obey_interrupt(0)
+    script.obey_interrupt(2)
+    script.lose_host(0)
+    told = script.since(lambda: script.pass_time(52))
+    assert told.of(do.KillWorker) == []
+    assert [abort.workers for abort in told.of(do.AbortWorld)] == [(1,)]
+    script.come_back(1)
+    assert script.ranks == [1, 2]
+
+
 def test_a_hang_after_the_last_collective_while_all_others_have_voted_is_found() -> None:
     script = running("a", "b", hang_timeout=50)
     script.commit()
