@@ -110,10 +110,9 @@ class Simulation(Universe):
             credentials,
             payload,
             event_log=log,
-            on_yield=self._yield_slots,
-            on_registered=lambda slot: self.spark.slot_registered(slot),
             runtime=seams.of_driver(self, self._make_machine),
         )
+        self.service.kept_by(self.spark)
         self.service.outcome.add_done_callback(lambda outcome: self.clock.soon(self._decided))
         self.driver.loop.create_task(self.service.start())
         self.spark.submit_all()
@@ -132,9 +131,6 @@ class Simulation(Universe):
         self.machine.job.sizing = Sizing(settings.adaptive_np, settings.min_np, warm_up=0, measurements=1)
         self.invariants = self.machine.watch = Invariants(self, self.machine)
         return self.machine
-
-    def _yield_slots(self) -> None:
-        self.clock.soon(self.spark.give_back)
 
     def _decided(self) -> None:
         """Do what ``run()`` does once there is an outcome."""

@@ -7,6 +7,7 @@ from typing import Any
 from simulation.product.hosts import TaskProcess
 from simulation.world.machines import Executor, Machine
 from simulation.world.universe import Universe
+from spark_elastic.protocol.fault_points import Fault
 
 MAX_FAILURES = 4
 
@@ -47,6 +48,12 @@ class Spark:
         self.slots[number].resubmissions = 0
 
     def give_back(self) -> None:
+        self.simulation.clock.soon(self._give_back)
+
+    def strike(self, fault: Fault, slot: int) -> None:
+        raise NotImplementedError(f"{fault} is for a testing.local_cluster")
+
+    def _give_back(self) -> None:
         for slot in self.slots:
             slot.is_queued = False
             slot.is_submitted = False

@@ -6,6 +6,7 @@ import concurrent.futures
 import os
 import secrets
 from contextlib import ExitStack
+from typing import ClassVar
 
 from spark_elastic.driver.discovery import HostDiscovery
 from spark_elastic.driver.driver_place import SIGNAL_SECONDS, CheckpointWish, begin_job
@@ -15,15 +16,15 @@ from spark_elastic.driver.output import OutputPrinter
 from spark_elastic.driver.service import SparkDriverService
 from spark_elastic.driver.settings import JobSettings
 from spark_elastic.errors import JobCancelledError, SparkElasticError
-from spark_elastic.launchers.base import Launcher, SlotListener, Slots
-from spark_elastic.launchers.local import LocalSlots
+from spark_elastic.launchers.base import Launcher, SlotListener
 from spark_elastic.protocol.credentials import create_credentials
-from spark_elastic.protocol.fault_points import Fault
 from spark_elastic.protocol.ticket import CheckpointPlan, Ticket
 
 
 class ClientDriver:
     """Runs the driver's service on a thread of this process."""
+
+    own_slots: ClassVar[int] = 0
 
     def __init__(self, wish: CheckpointWish | None) -> None:
         self._wish = wish
@@ -48,20 +49,6 @@ class ClientDriver:
         credentials = create_credentials(run_id)
         plan = active_plan()
         payload = begin_job(log, run_id, settings, call, plan, self._checkpoint, launcher.application)
-        slots: Slots | None = None
-
-        def give_back() -> None:
-            if slots is not None:
-                slots.give_back()
-
-        def registered(slot: int) -> None:
-            if slots is not None:
-                slots.slot_registered(slot)
-
-        def strike(fault: Fault, slot: int) -> None:
-            if isinstance(slots, LocalSlots):
-                slots.strike(fault, slot)
-
         with ExitStack() as stack:
             service = stack.enter_context(
                 SparkDriverService(
@@ -72,9 +59,6 @@ class ClientDriver:
                     event_log=log,
                     printer=printer,
                     faults=plan,
-                    on_yield=give_back,
-                    on_registered=registered,
-                    on_strike=strike,
                 )
             )
             if settings.host_discovery_script is not None:
@@ -87,6 +71,7 @@ class ClientDriver:
                 on_given_up=service.slot_given_up,
             )
             slots = launcher.launch(ticket, settings.max_np, listener)
+            service.kept_by(slots)
             with slots:
                 try:
                     return _await(service)

@@ -15,7 +15,7 @@ import secrets
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import cloudpickle
 import msgspec
@@ -77,6 +77,8 @@ class _DriverLostError(Exception):
 
 class ClusterDriver:
     """Runs the driver's service in a slot, and in another slot if it is lost. Passes on what the driver reports."""
+
+    own_slots: ClassVar[int] = OWN_SLOTS
 
     def __init__(self, wish: CheckpointWish | None) -> None:
         self._wish = wish

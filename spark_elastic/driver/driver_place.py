@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import cloudpickle
 import msgspec
@@ -52,7 +52,14 @@ class CheckpointWish:
 
 
 class DriverPlace(Protocol):
-    """Runs one job's driver. It is constructed with the user's wish for a checkpoint, or None."""
+    """Runs one job's driver. It is constructed with the user's wish for a checkpoint, or None.
+
+    own_slots: how many of the launcher's slots are not for workers.
+    """
+
+    own_slots: ClassVar[int]
+
+    def __init__(self, wish: CheckpointWish | None) -> None: ...
 
     def prepare(self, launcher: Launcher, host_discovery_script: str | os.PathLike[str] | None) -> None:
         """Do what can fail before anything is started. Raises ``CheckpointError``, or ``ValueError`` for wrong arguments."""

@@ -44,7 +44,7 @@ logger = logging.getLogger("spark_elastic")
 T = TypeVar("T")
 
 # Where a driver can run, by the values of ``run(driver=…)``.
-DRIVERS: Mapping[str, Callable[[CheckpointWish | None], DriverPlace]] = {
+DRIVERS: Mapping[str, type[DriverPlace]] = {
     "client": ClientDriver,
     "cluster": ClusterDriver,
 }

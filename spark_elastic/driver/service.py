@@ -35,6 +35,7 @@ from spark_elastic.driver.runtime import REAL_RUNTIME, DriverRuntime
 from spark_elastic.driver.settings import JobSettings
 from spark_elastic.driver.translation import event_of_task, event_of_worker
 from spark_elastic.errors import SparkElasticError, TrainingFailedError, name_worker
+from spark_elastic.launchers.base import SlotKeeper
 from spark_elastic.protocol import messages as m
 from spark_elastic.protocol import records
 from spark_elastic.protocol.connection import Connection, ConnectionLostError, encode
@@ -68,9 +69,6 @@ class SparkDriverService:
         event_log: EventLog | None = None,
         printer: OutputPrinter | None = None,
         faults: Sequence[Fault] = (),
-        on_yield: Callable[[], None] = lambda: None,
-        on_registered: Callable[[int], None] = lambda slot: None,
-        on_strike: Callable[[Fault, int], None] = lambda fault, slot: None,
         runtime: DriverRuntime = REAL_RUNTIME,
     ) -> None:
         self._runtime = runtime
@@ -85,9 +83,7 @@ class SparkDriverService:
         self._printer = printer or OutputPrinter()
         self._faults = {fault.number: fault for fault in faults}
         self._strikes = {fault.number: fault.times for fault in faults}
-        self._on_yield = on_yield
-        self._on_registered = on_registered
-        self._on_strike = on_strike
+        self._keeper: SlotKeeper | None = None
         self._machine = runtime.machine(settings, runtime.clock())
         # The machine's own state. This class only reads it.
         self._job = self._machine.job
@@ -140,6 +136,10 @@ class SparkDriverService:
         if self._closing is None:
             self._closing = asyncio.run_coroutine_threadsafe(self.close(release_seconds), self._loop)
         self._closing.result()
+
+    def kept_by(self, keeper: SlotKeeper) -> None:
+        """Name the keeper of the job's slots. Tasks may come only afterwards."""
+        self._keeper = keeper
 
     def call(self, coroutine: Coroutine[object, object, T]) -> T:
         """Run a coroutine on the loop from another thread and return its result."""
@@ -234,7 +234,8 @@ class SparkDriverService:
         connection.send(m.Welcome(host, dict(self.settings.env)))
         for warning in hello.facts.warnings:
             self._printer.log(logging.WARNING, f"host {host} on {hello.facts.name}: {warning}")
-        self._on_registered(slot)
+        if self._keeper is not None:
+            self._keeper.slot_registered(slot)
         self._log.record(records.HostFacts(host, slot, msgspec.to_builtins(hello.facts)))
         self._handle(ev.TaskRegistered(host, slot, hello.facts.name, Place.of(hello.facts), hello.facts.address))
         reason = FirstSign.CONNECTION_BROKE.value
@@ -360,8 +361,8 @@ class SparkDriverService:
             self._handle(ev.FaultStruck(worker, str(fault)))
         elif fault.action is Action.DRAIN:
             self._handle(ev.HostDraining(host))
-        elif host in self._slots:
-            self._on_strike(fault, self._slots[host])
+        elif host in self._slots and self._keeper is not None:
+            self._keeper.strike(fault, self._slots[host])
         return True
 
     def _print(self, message: m.OutputLines) -> None:
@@ -437,7 +438,8 @@ class SparkDriverService:
             case do.ReleaseTask(host):
                 self._to_task(host, m.ReleaseTask())
             case do.YieldSlots():
-                self._on_yield()
+                if self._keeper is not None:
+                    self._keeper.give_back()
             case do.FormWorld(generation, members, previous_size):
                 self._store.open_generation(generation)
                 self._ranks.update({member.worker: member.rank for member in members})

@@ -165,10 +165,9 @@ class DriveInSlot:
                         event_log=log,
                         printer=_LetterPrinter(tell),
                         faults=job.faults,
-                        on_yield=lambda: tell(SlotsWantedBack()),
-                        on_registered=lambda slot: tell(SlotRegistered(slot)),
                     )
                 )
+                service.kept_by(_ClientsSlots(tell))
                 addressed = Addressed(
                     own_addresses(self.spark_driver, service.port), own_addresses(self.spark_driver, post.port)
                 )
@@ -207,6 +206,22 @@ class EndWithExecutor:
         watched.register(self._done, select.POLLIN)
         if self._done not in [descriptor for descriptor, _ in watched.poll()]:
             os._exit(1)
+
+
+class _ClientsSlots:
+    """Tells the client, which keeps the slots."""
+
+    def __init__(self, tell: Callable[[SlotRegistered | SlotsWantedBack], None]) -> None:
+        self._tell = tell
+
+    def slot_registered(self, slot: int) -> None:
+        self._tell(SlotRegistered(slot))
+
+    def give_back(self) -> None:
+        self._tell(SlotsWantedBack())
+
+    def strike(self, fault: Fault, slot: int) -> None:
+        raise NotImplementedError(f"{fault} is for a testing.local_cluster")
 
 
 class _LetterPrinter(OutputPrinter):

@@ -21,7 +21,7 @@ from pyspark.sql.types import StructType
 
 import spark_elastic
 from spark_elastic._saved_names import saved_as
-from spark_elastic.driver.cluster_driver import OWN_SLOTS
+from spark_elastic.driver.run import DRIVERS
 from spark_elastic.errors import NotFiniteLossError
 from spark_elastic.estimator import slots
 from spark_elastic.estimator.accessors import TorchEstimatorAccessors
@@ -317,7 +317,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
         limits = {"start_timeout": "startTimeout", "elastic_timeout": "elasticTimeout", "hang_timeout": "hangTimeout"}
         settings = {key: self.value(name) for key, name in limits.items() if self.value(name) is not None}
         total, driver, logs = parallelism(session), self.value("driver"), self.value("eventLogDir")
-        own = OWN_SLOTS if driver == "cluster" else 0
+        own = DRIVERS[driver].own_slots
         with slots.ledger.slots(sizes.least + own, sizes.most + own, total) as granted:
             results = spark_elastic.run(
                 train,

@@ -17,6 +17,7 @@ from torch.nn.parameter import is_lazy
 from spark_elastic._pickling import dumps, hooks_of
 from spark_elastic.data import ParquetLoader
 from spark_elastic.driver.cluster_driver import room_for_workers
+from spark_elastic.driver.run import DRIVERS
 from spark_elastic.driver.settings import check_sizes
 from spark_elastic.estimator.batch_size import enough_workers
 from spark_elastic.estimator.dataset import Split
@@ -216,7 +217,7 @@ def plan_sizes(params: Parameterized, session: SparkSession) -> Sizes:
     """
     least, start, most = params.value("minNp"), params.value("numProc"), params.value("maxNp")
     _, default_start, default_most = default_sizes(session, start, least, most, plan_resources(params))
-    if most is None and params.value("driver") == "cluster":
+    if most is None and DRIVERS[params.value("driver")].own_slots:
         most = room_for_workers(default_most, max(start or 1, least or 1), "maxNp")
     most = most or default_most
     shards = plan_shards(params)

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
+from spark_elastic.protocol.fault_points import Fault
 from spark_elastic.protocol.ticket import Ticket
 
 
@@ -23,18 +24,25 @@ class SlotListener:
     on_given_up: Callable[[int, str], None]
 
 
-class Slots(AbstractContextManager["Slots"], Protocol):
-    """Keeps one task alive for each slot, from ``__enter__`` to ``__exit__``, and leaves no task behind.
-
-    A task calls ``spark_elastic.task.service.run_task`` with the ticket and its place. A slot whose task ends is started
-    again, after a pause that grows while it fails. All methods may be called from any thread, and none blocks.
-    """
+class SlotKeeper(Protocol):
+    """Whoever keeps the slots of a job, as the driver's service sees it. The service's loop calls these, so none may block."""
 
     def slot_registered(self, slot: int) -> None:
         """Note that a slot's task has registered with the driver."""
 
     def give_back(self) -> None:
         """Give all slots back to the platform and request them again after a while: another job may be waiting."""
+
+    def strike(self, fault: Fault, slot: int) -> None:
+        """Play a test's fault that takes slots away or gives them back. ``run`` allows it in a ``testing.local_cluster`` only."""
+
+
+class Slots(SlotKeeper, AbstractContextManager["Slots"], Protocol):
+    """Keeps one task alive for each slot, from ``__enter__`` to ``__exit__``, and leaves no task behind.
+
+    A task calls ``spark_elastic.task.service.run_task`` with the ticket and its place. A slot whose task ends is started
+    again, after a pause that grows while it fails. All methods may be called from any thread, and none blocks.
+    """
 
     def submit_no_more(self) -> None:
         """Note that the job is over: tasks are about to end, and must not be started again."""

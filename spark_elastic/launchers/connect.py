@@ -24,6 +24,7 @@ from spark_elastic.launchers.session import check_gpus, default_sizes, note_use
 from spark_elastic.launchers.slot import Slot
 from spark_elastic.launchers.slot_reason import GAVE_UP, find_hopeless, find_reason, never_registered
 from spark_elastic.launchers.spark_task import ArrowTask
+from spark_elastic.protocol.fault_points import Fault
 from spark_elastic.protocol.ticket import Ticket
 
 if TYPE_CHECKING:
@@ -195,6 +196,10 @@ class ConnectSlots:
         for slot in self._slots:
             slot.start_at, slot.given_back = again, slot.tag
         threading.Thread(target=self._interrupt_all, name="spark_elastic-give-back", daemon=True).start()
+
+    def strike(self, fault: Fault, slot: int) -> None:
+        """Refuse: ``run`` allows such faults in a ``testing.local_cluster`` only."""
+        raise NotImplementedError(f"{fault} is for a testing.local_cluster")
 
     def find_end(self) -> str:
         """Say how Spark, or somebody through it, has ended the job; empty if it continues."""

@@ -34,6 +34,7 @@ from spark_elastic.launchers.session import (
 from spark_elastic.launchers.slot import Slot
 from spark_elastic.launchers.slot_reason import GAVE_UP, find_hopeless, find_reason, never_registered
 from spark_elastic.launchers.spark_task import RowsTask
+from spark_elastic.protocol.fault_points import Fault
 from spark_elastic.protocol.ticket import Ticket
 
 if TYPE_CHECKING:
@@ -179,6 +180,10 @@ class SparkSlots:
         with self._wake:
             self._give_back = True
             self._wake.notify_all()
+
+    def strike(self, fault: Fault, slot: int) -> None:
+        """Refuse: ``run`` allows such faults in a ``testing.local_cluster`` only."""
+        raise NotImplementedError(f"{fault} is for a testing.local_cluster")
 
     def find_end(self) -> str:
         """Say how Spark, or somebody through it, has ended the job; empty if it continues."""
