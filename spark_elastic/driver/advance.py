@@ -173,4 +173,6 @@ def _form(job: JobState, members: tuple[Member, ...], newest: CommitId | None) -
         worker.awaited_since = None
     job.order(do.FormWorld(world.generation, members, previous_size))
     workers = [member.worker for member in members]
-    job.record(WorldForming(world.generation, len(members), previous_size, workers, newest_commit=str(newest)))
+    job.record(
+        WorldForming(world.generation, len(members), previous_size, workers, None if newest is None else str(newest))
+    )

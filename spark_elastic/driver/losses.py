@@ -52,7 +52,7 @@ def lose_worker(job: JobState, number: int, why: str | FirstSign) -> None:
     if worker.phase is not WorkerPhase.READY:  # a worker that is ready has left all collectives
         if is_joining:
             _count_failed_newcomer(job, world, worker, cause)
-        break_world(job, job.book.failures[number].as_loss(), is_newcomers=is_joining)
+        break_world(job, job.book.failures[number].as_loss(), number, is_newcomers=is_joining)
     if not job.over and not job.members:
         _all_members_lost(job, world)
 
@@ -79,9 +79,10 @@ def _count_failed_newcomer(job: JobState, world: Generation, newcomer: Worker, c
 # ---------------------------------------------------------------------- a world
 
 
-def break_world(job: JobState, reason: str, is_newcomers: bool | None = None) -> None:
+def break_world(job: JobState, reason: str, lost: int | None = None, is_newcomers: bool | None = None) -> None:
     """Break a world that cannot continue: have all ranks abort their collectives and come back to the elastic function.
 
+    ``lost``: the worker whose loss breaks it, if that is the reason.
     ``is_newcomers``: True if a newcomer was lost, False if another member was; None if nobody is known to be lost.
     """
     world = job.world
@@ -89,7 +90,7 @@ def break_world(job: JobState, reason: str, is_newcomers: bool | None = None) ->
     if world.phase is not WorldPhase.BREAKING:
         job.change_world(WorldChange.BROKE)
         world.broken_by = reason
-        job.record(WorldBroken(world.generation, reason))
+        job.record(WorldBroken(world.generation, reason, lost))
         if is_newcomers is None:  # another rank may notice and report a newcomer's end before the driver does
             is_newcomers = any(map(job.situation.is_joining, job.members))
         world.counts_as_reset = not is_newcomers

@@ -42,7 +42,7 @@ class Narrator:
     def __init__(self, elastic: bool = True) -> None:
         self._elastic = elastic
         self._is_broken = False
-        self._commit = "None"
+        self._commit: str | None = None
         # Whether rank 0 of the newest world has not entered the user's function yet.
         self._is_beginning = False
         # How the state was lost, until the job has continued from its durable checkpoint.
@@ -96,8 +96,8 @@ class Narrator:
                 self._waiting.append(_Loss(worker, f"{name_worker(worker, rank)} on {host}", cause))
             case records.WorkerExited(worker=worker, meaning=meaning, explains=explains):
                 return self._note_exit(worker, meaning if explains else "")
-            case records.WorldBroken(generation, reason):
-                return self._note_break(generation, reason)
+            case records.WorldBroken(generation, reason, lost):
+                return self._note_break(generation, reason, lost)
             case records.RunAgain(generation):
                 return self._go_on(f"all of generation {generation} runs again, in new processes")
             case records.WorldInterrupted(generation, reason):
@@ -110,7 +110,7 @@ class Narrator:
             case records.WorkerReported(generation=generation, report=reports.SharesChanged() as change):
                 return self._tell_shares(generation, change)
             case records.WorldFormed(generation, size):
-                begins = "begins" if self._commit == "None" else f"goes on from commit {self._commit}"
+                begins = "begins" if self._commit is None else f"goes on from commit {self._commit}"
                 return self._go_on(f"generation {generation} of size {size} {begins}")
             case records.StateLost(reason=reason):
                 self._is_broken = True
@@ -155,9 +155,9 @@ class Narrator:
         # In a fixed world the next line says what follows: RunAgain, or the job's error.
         return "; its survivors go back to their last commit" if self._is_broken and self._elastic else ""
 
-    def _note_break(self, generation: int, reason: str) -> list[Line]:
+    def _note_break(self, generation: int, reason: str, lost: int | None) -> list[Line]:
         self._is_broken = True
-        if any(reason.endswith(loss.cause) for loss in self._waiting):
+        if any(loss.worker == lost for loss in self._waiting):
             return []
         return [(logging.WARNING, f"generation {generation} ends: {reason}{self._consequence}")]
 
@@ -181,7 +181,7 @@ class Narrator:
     def _note_entry(self, generation: int, step: int) -> list[Line]:
         """Say from where a world without a commit continues, unless that is the beginning of the training."""
         level = logging.WARNING if self._state_lost else logging.INFO
-        is_told = self._is_beginning and self._commit == "None" and (step > 0 or bool(self._state_lost))
+        is_told = self._is_beginning and self._commit is None and (step > 0 or bool(self._state_lost))
         self._is_beginning, self._state_lost = False, ""
         begins = (
             f"goes on from the durable checkpoint of step {step}"

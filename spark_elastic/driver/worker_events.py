@@ -121,7 +121,7 @@ def worker_ready(job: JobState, event: ev.WorkerReady) -> None:
     worker.commit = event.commit
     worker.slices = event.slices
     job.note_commit(worker, event.commit)
-    job.record(records.WorkerReady(event.worker, event.generation, str(event.commit)))
+    job.record(records.WorkerReady(event.worker, event.generation, None if event.commit is None else str(event.commit)))
     note_survivors_commit(job, event.commit)
 
 

@@ -157,12 +157,12 @@ class WorkerReady(_OfDriver, frozen=True):
     """A worker has reached its elastic function, and waits for a world.
 
     generation: the last world of which the worker was a member, 0 for none
-    commit: the newest commit that the worker holds, as generation.index, or None
+    commit: the newest commit that the worker holds, as generation.index; null if it holds none
     """
 
     worker: int
     generation: int
-    commit: str
+    commit: str | None
 
 
 class WorkerLost(_OfDriver, frozen=True):
@@ -280,14 +280,14 @@ class WorldForming(_OfDriver, frozen=True):
 
     previous_size: size of the world that made the newest commit, 0 for none
     workers: the members, in rank order
-    newest_commit: the commit from which they continue, or None
+    newest_commit: the commit from which they continue; null if there is none
     """
 
     generation: int
     size: int
     previous_size: int
     workers: list[int]
-    newest_commit: str
+    newest_commit: str | None
 
 
 class WorldFormed(_OfDriver, frozen=True):
@@ -302,10 +302,14 @@ class WorldFormed(_OfDriver, frozen=True):
 
 
 class WorldBroken(_OfDriver, frozen=True):
-    """A failure ends a generation."""
+    """A failure ends a generation.
+
+    lost: the worker whose loss is that failure; missing for any other failure, and in logs of older releases
+    """
 
     generation: int
     reason: str
+    lost: int | None = None
 
 
 class WorldInterrupted(_OfDriver, frozen=True):

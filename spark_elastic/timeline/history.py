@@ -140,6 +140,7 @@ class History:
     max_np: int
     outcome: str
     is_over: bool
+    has_failed: bool
     failure: str  # the whole message of the error that ended the run, empty if none did
     start: list[Wait]
     workers: list[WorkerLine]
@@ -208,6 +209,7 @@ def read_history(entries: Sequence[Entry], until: float = 0.0) -> History:
         max_np=begun.max_np,
         outcome=outcome or "is not over in this log",
         is_over=outcome is not None,
+        has_failed=any(isinstance(entry.record, records.JobFailed) for entry in moved),
         failure=next((entry.record.message for entry in moved if isinstance(entry.record, records.JobFailed)), ""),
         start=find_start(moved),
         workers=lines,

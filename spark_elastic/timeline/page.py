@@ -71,7 +71,7 @@ def facts(history: History, unread: Unread = ALL_READ, present: str = "is not ov
     return {
         "title": f"run {history.run_id}",
         "headline": headline(history, present),
-        "failed": history.outcome.startswith("failed"),
+        "failed": history.has_failed,
         "isOver": history.is_over,
         "began": history.began,
         "seconds": history.seconds,

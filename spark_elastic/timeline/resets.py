@@ -203,7 +203,7 @@ class _Log:
         match record:
             case WorkerReported(report=reports.Progress(step) | reports.Stepped(step)):
                 return step
-            case records.WorkerReady(commit=commit) if re.fullmatch(r"\d{1,18}\.\d{1,18}", commit):
+            case records.WorkerReady(commit=str(commit)) if re.fullmatch(r"\d{1,18}\.\d{1,18}", commit):
                 generation, index = map(int, commit.split("."))
                 return min((sign.step for sign in self.entered[generation]), default=0) + index
         return 0

@@ -19,7 +19,7 @@ def rows(time: float, generation: int, step: int) -> dict[str, Any]:
     )
 
 
-def world(time: float, generation: int, workers: list[int], before: int, commit: str) -> list[dict[str, Any]]:
+def world(time: float, generation: int, workers: list[int], before: int, commit: str | None) -> list[dict[str, Any]]:
     size = len(workers)
     return [
         event(
@@ -35,7 +35,7 @@ def world(time: float, generation: int, workers: list[int], before: int, commit:
     ]
 
 
-def ready(time: float, worker: int, generation: int = 0, commit: str = "None") -> dict[str, Any]:
+def ready(time: float, worker: int, generation: int = 0, commit: str | None = None) -> dict[str, Any]:
     return event("worker_ready", time, worker=worker, generation=generation, commit=commit)
 
 
@@ -47,7 +47,7 @@ def killed() -> list[dict[str, Any]]:
         event("worker_starting", 1, worker=1, host=1, name="west"),
         ready(2, 0),
         ready(2.5, 1),
-        *world(2.6, 1, [0, 1], 0, "None"),
+        *world(2.6, 1, [0, 1], 0, None),
         told("entered", 3.0, 0, 0, 1, step=0),
         told("entered", 3.0, 1, 1, 1, step=0),
         rows(3.0, 1, 0),

@@ -99,7 +99,7 @@ def test_what_all_ranks_have_raised_is_shown_once() -> None:
     for worker in (0, 1):
         narrator.hear_traceback(worker, "Traceback: the same\n")
         narrator.tell(WorkerLost(worker, worker, "b", "raised ValueError: bad row"))
-    narrator.tell(WorldBroken(1, "rank 0 on b was lost: raised ValueError: bad row"))
+    narrator.tell(WorldBroken(1, "rank 0 on b was lost: raised ValueError: bad row", lost=0))
     ((_, text),) = narrator.flush()
     assert text == (
         "rank 0 (worker 0) on b was lost: raised ValueError: bad row; rank 1 (worker 1) on b was lost: raised ValueError: bad "
@@ -124,7 +124,7 @@ def test_a_lost_state_is_told_with_the_checkpoint_from_which_the_job_goes_on(
     said = [line for record in script.records for line in narrator.tell(record)]
     lost = "all workers that held the newest commit were lost"
     said += narrator.tell(StateLost(1, lost)) if has_survivor else []
-    said += narrator.tell(WorldForming(2, 1, 0, [2], "None")) + narrator.tell(WorldFormed(2, 1, 0.1))
+    said += narrator.tell(WorldForming(2, 1, 0, [2], None)) + narrator.tell(WorldFormed(2, 1, 0.1))
     said += narrator.tell(WorkerReported(2, 0, 2, Entered(step)))
     said += narrator.tell(WorkerReported(2, 0, 2, Entered(step)))
     told = [text for level, text in said if level == logging.WARNING]

@@ -54,9 +54,9 @@ def rows(time: float, epoch: int, done: int, step: int = 1) -> Entry:
 
 START = [
     entry(JobStarted("run", min_np=1, num_proc=2, max_np=4, attempt=None, application="app")),
-    entry(WorkerReady(0, 0, "None")),
-    entry(WorkerReady(1, 0, "None")),
-    entry(WorldForming(1, size=2, previous_size=0, workers=[0, 1], newest_commit="None")),
+    entry(WorkerReady(0, 0, None)),
+    entry(WorkerReady(1, 0, None)),
+    entry(WorldForming(1, size=2, previous_size=0, workers=[0, 1], newest_commit=None)),
     reported(Entered(0)),
 ]
 
@@ -76,7 +76,7 @@ def test_before_the_first_world_the_line_tells_what_is_waited_for() -> None:
         (WorkerStarted(0, 0, 17), "starting: 1 waits for a slot, 1 runs the function's first lines"),
         (HostRegistered(1, 1, "b"), "starting: 1 runs the function's first lines"),
         (WorkerStarting(1, 1, "b"), "starting: 1 imports torch, 1 runs the function's first lines"),
-        (WorkerReady(0, 0, "None"), "1 of 2 workers ready: 1 imports torch"),
+        (WorkerReady(0, 0, None), "1 of 2 workers ready: 1 imports torch"),
         (WorkerLost(1, None, "b", "it was killed"), "1 of 2 workers ready"),
         (HostLost(1, "b", "gone"), "1 of 2 workers ready: 1 waits for a slot"),
     ]

@@ -29,7 +29,7 @@ GATHERED = [
     host(1, 0), starting(1, 0), host(4, 1), starting(4, 1), started(5, 0), started(9, 1), story.ready(10, 0), story.ready(12, 1),
 ]  # fmt: skip
 TRAINED = [
-    *story.world(12, 1, [0, 1], 0, "None"),
+    *story.world(12, 1, [0, 1], 0, None),
     story.told("entered", 13.0, 0, 0, 1, step=0),
     story.told("entered", 13.1, 1, 1, 1, step=0),
     story.told("stepped", 15.0, 0, 0, 1, step=1),
