@@ -304,7 +304,7 @@ class WorldFormed(_OfDriver, frozen=True):
 class WorldBroken(_OfDriver, frozen=True):
     """A failure ends a generation.
 
-    lost: the worker whose loss is that failure; missing for any other failure, and in logs of older releases
+    lost: the worker whose loss is that failure; null for any other failure, missing in logs of older releases
     """
 
     generation: int
