@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cached_property
-from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -100,9 +99,7 @@ class CheckpointWriter:
     def __enter__(self) -> CheckpointWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         # The last write is complete, or the worker is failing and its process is about to end.
         self._pool.shutdown(wait=False, cancel_futures=True)
 

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable, Mapping
-from types import TracebackType
 
 from spark_elastic.errors import SparkElasticError
 
@@ -62,9 +61,7 @@ class HostDiscovery:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._stopping.set()
         process = self._process
         if process is not None:

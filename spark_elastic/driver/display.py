@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from types import TracebackType
 from typing import Any, TextIO
 
 from spark_elastic.driver.progress import JobView
@@ -56,9 +55,7 @@ class ProgressDisplay:
             self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         with self._changed:
             self._ending = True
             self._changed.notify()

@@ -9,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from spark_elastic.protocol.event_format import as_event
@@ -57,9 +56,7 @@ class EventLog:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         """Wait until all recorded entries are handed on, but no longer than ``END_SECONDS``."""
         with self._changed:
             self._is_closing = True

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TextIO
 
 from spark_elastic.protocol.messages import Stream
@@ -54,9 +53,7 @@ class OutputPrinter:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         """Print what waits, or give up after ``END_SECONDS`` in which no output was taken."""
         counts = [_Page(stream, prefix, (), dropped) for (stream, prefix), dropped in self._dropped.items()]
         try:

@@ -13,7 +13,6 @@ import threading
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from types import TracebackType
 
 import msgspec
 
@@ -83,9 +82,7 @@ class PostOffice:
         asyncio.run_coroutine_threadsafe(self._open(self._listener), self._loop).result()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         """Answer waiting fetches and refuse new ones."""
         asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -163,9 +163,7 @@ class ConnectSlots:
             thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         """Interrupt queries that Spark has not started, and wait until all queries have ended.
 
         If the server is gone, this does not wait: the client's own attempts to reach it end a few minutes later, on the slots'

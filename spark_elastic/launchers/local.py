@@ -13,7 +13,6 @@ import selectors
 import threading
 import time
 from dataclasses import dataclass
-from types import TracebackType
 
 from spark_elastic.launchers.base import SlotListener
 from spark_elastic.launchers.defaults import YIELD_SECONDS, cores, fill_sizes
@@ -55,9 +54,7 @@ class LocalLauncher:
             self._gpus = find_gpus()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         if self._own is not None:
             self._own.close()
 
@@ -136,9 +133,7 @@ class LocalSlots:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         """Wait until all processes have ended; processes that take too long are killed."""
         self.submit_no_more()
         self._thread.join()

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from spark_elastic.launchers.connect import end_in
@@ -59,9 +58,7 @@ class Queries:
             self._properties = inherited_properties(self._session.sparkContext)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         """Interrupt queries until none is left, for at most ``END_SECONDS``."""
         deadline = time.monotonic() + END_SECONDS
         while (left := self._running()) and time.monotonic() < deadline:

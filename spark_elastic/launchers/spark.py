@@ -15,7 +15,6 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from spark_elastic.errors import SparkElasticError
@@ -80,9 +79,7 @@ class SparkLauncher:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._stack.close()
 
     platform = "Spark"
@@ -157,9 +154,7 @@ class SparkSlots:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         """Cancel tasks that Spark has not started, and wait until no Spark job of this run is left."""
         self.submit_no_more()
         self._thread.join(timeout=END_SECONDS)

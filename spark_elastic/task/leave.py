@@ -17,7 +17,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from types import TracebackType
 
 # A new socket causes no event elsewhere, so tasks look for it at this interval.
 LOOK_SECONDS = 0.5
@@ -82,9 +81,7 @@ class LeaveCommand:
         self._listener.listen(socket.SOMAXCONN)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         for end in (self._listener, *self._tasks):
             end.close()
         with _meeting_place() as path, suppress(FileNotFoundError):
