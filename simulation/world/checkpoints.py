@@ -28,7 +28,7 @@ class Writer(CheckpointWriter):
 
     def __init__(self, plan: CheckpointPlan, report: Callable[..., None], beat: Callable[[], None]) -> None:
         self.attempt = plan.attempt
-        self.metric = None
+        self._best = None
         self._process = threads.current().process
         self._simulation = self._process.simulation
         self._interval = plan.interval

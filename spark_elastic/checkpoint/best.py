@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -41,6 +41,53 @@ class Metric:
         if not math.isfinite(value):
             return False
         return than is None or (value < than if self.mode == "min" else value > than)
+
+
+class BestKept:
+    """The ``keep`` best checkpoints so far, including earlier runs'. ``read`` returns all scores; it is called at first use.
+
+    ``in`` and ``takes`` raise what ``read`` raises.
+    """
+
+    def __init__(self, metric: Metric, keep: int, read: Callable[[], Mapping[CheckpointName, Score]]) -> None:
+        self.metric = metric
+        self._keep = keep
+        self._read = read
+        # Best first; None before they have been read.
+        self._scores: dict[CheckpointName, Score] | None = None
+
+    def __contains__(self, name: CheckpointName) -> bool:
+        return name in self._known()
+
+    @property
+    def are_none(self) -> bool:
+        """Whether no checkpoint is known to be kept. Reads nothing."""
+        return not self._scores
+
+    def takes(self, name: CheckpointName, value: float) -> bool:
+        """Whether a checkpoint with this value is one of the best, or better than its own previously reported value."""
+        best = self._known()
+        rival = best.get(name) or (list(best.values())[-1] if len(best) == self._keep else None)
+        return self.metric.is_better(value, None if rival is None else rival.value)
+
+    def add(self, name: CheckpointName, value: float) -> Score:
+        """Count a checkpoint among the best, and return its score. Reads nothing."""
+        score = Score(self.metric.name, self.metric.mode, value)
+        if self._scores is not None:
+            self._scores = self._best_of({**self._scores, name: score})
+        return score
+
+    def forget(self) -> None:
+        """Have the scores read again at the next use."""
+        self._scores = None
+
+    def _known(self) -> dict[CheckpointName, Score]:
+        if self._scores is None:
+            self._scores = self._best_of(self._read())
+        return self._scores
+
+    def _best_of(self, scores: Mapping[CheckpointName, Score]) -> dict[CheckpointName, Score]:
+        return {name: scores[name] for name in best_first(scores, self.metric)[: self._keep]}
 
 
 def is_negated(name: str) -> bool:

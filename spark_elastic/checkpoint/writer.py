@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import pickle
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from spark_elastic._text import as_utf8
-from spark_elastic.checkpoint.best import Metric, Score, best_first
+from spark_elastic.checkpoint.best import BestKept, Metric, Score
 from spark_elastic.checkpoint.content import SavedState, decode, encode, encode_joined
 from spark_elastic.checkpoint.directory import VERSION_OF_PARTS, CheckpointDirectory, SupersededError
 from spark_elastic.checkpoint.naming import CheckpointName
@@ -75,9 +75,7 @@ class CheckpointWriter:
         self._storage_options = plan.storage_options
         self._interval = plan.interval
         self._keep = plan.keep
-        # The metric by which the best checkpoints are kept, and their scores; None before the directory has been read.
-        self.metric = None if plan.best is None else Metric(*plan.best)
-        self._best: dict[CheckpointName, Score] | None = None
+        self._best = None if plan.best is None else BestKept(Metric(*plan.best), plan.keep, self._read_scores)
         self._report = report
         self._beat = beat
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="spark_elastic-checkpoint")
@@ -102,6 +100,11 @@ class CheckpointWriter:
     def __exit__(self, *raised: object) -> None:
         # The last write is complete, or the worker is failing and its process is about to end.
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def metric(self) -> Metric | None:
+        """The metric by which the best checkpoints are kept; None if only the newest are."""
+        return None if self._best is None else self._best.metric
 
     def restore(self, device: torch.device) -> SavedState | None:
         """Load the newest undamaged checkpoint, with the job's pickled objects; None if there is none."""
@@ -182,8 +185,9 @@ class CheckpointWriter:
 
     def has_score(self, commit: CommitId) -> bool:
         """Whether ``commit`` is known as one of the best, or is about to be."""
+        assert self._best is not None
         try:
-            return CheckpointName(self.attempt, commit.generation, commit.index) in self._best_scores()
+            return CheckpointName(self.attempt, commit.generation, commit.index) in self._best
         except Exception:  # ``score`` reports it
             return False
 
@@ -192,20 +196,15 @@ class CheckpointWriter:
 
         Blocks while an older commit is being written, as ``finish`` does.
         """
-        assert self.metric is not None
-        try:
-            best = self._best_scores()
-        except Exception as error:
-            logger.warning(
-                "the scores in %s could not be read; %s=%s is not compared: %s",
-                self._url,
-                self.metric.name,
-                value,
-                error,
-            )
-            return
+        assert self._best is not None
         name = CheckpointName(self.attempt, commit.generation, commit.index)
-        if self._superseded or not self._is_one_of(best, name, value):
+        try:
+            is_worth_it = self._best.takes(name, value)
+        except Exception as error:
+            text = "the scores in %s could not be read; %s=%s is not compared: %s"
+            logger.warning(text, self._url, self._best.metric.name, value, error)
+            return
+        if self._superseded or not is_worth_it:
             return
         if name != self._begun:
             self.wait(is_over)
@@ -215,9 +214,7 @@ class CheckpointWriter:
                 self._cannot_keep(name, value, "an older write has not ended")
                 return
             self.begin(commit, snapshots)
-        score = Score(self.metric.name, self.metric.mode, value)
-        self._best = self._best_of({**best, name: score})
-        self._writing = self._pool.submit(self._write_score, name, score)
+        self._writing = self._pool.submit(self._write_score, name, self._best.add(name, value))
 
     def finish(self, commit: CommitId, snapshots: Lender, is_over: Callable[[], bool]) -> None:
         """Wait until the current snapshot is written, or ``is_over()``. Gives up with a warning after ``STALL_SECONDS``."""
@@ -238,12 +235,21 @@ class CheckpointWriter:
                 else "finds none of this run"
             )
             logger.warning("the job's last commit could not be written to %s; the next run %s", self._url, then)
-        if self.metric is not None and not self._best and not is_over():
-            logger.warning(
-                "no checkpoint of %s is kept as the best: rank 0 gave state.report no finite %s that could be compared",
-                self._url,
-                self.metric.name,
+        if self._best is not None and self._best.are_none and not is_over():
+            text = (
+                "no checkpoint of %s is kept as the best: rank 0 gave state.report no finite %s that could be compared"
             )
+            logger.warning(text, self._url, self._best.metric.name)
+
+    def wait(self, is_over: Callable[[], bool]) -> None:
+        """Wait until no write is in progress, or ``is_over()``, or no piece has been written for ``STALL_SECONDS``."""
+        seen, since = self._pieces, time.monotonic()
+        while self._is_writing and not is_over() and time.monotonic() - since < STALL_SECONDS:
+            assert self._writing is not None
+            wait([self._writing], timeout=1.0)
+            self._beat()
+            if self._pieces != seen:
+                seen, since = self._pieces, time.monotonic()
 
     # ------------------------------------------------------------------ inside
 
@@ -256,16 +262,6 @@ class CheckpointWriter:
     @property
     def _is_writing(self) -> bool:
         return self._writing is not None and not self._writing.done()
-
-    def wait(self, is_over: Callable[[], bool]) -> None:
-        """Wait until no write is in progress, or ``is_over()``, or no piece has been written for ``STALL_SECONDS``."""
-        seen, since = self._pieces, time.monotonic()
-        while self._is_writing and not is_over() and time.monotonic() - since < STALL_SECONDS:
-            assert self._writing is not None
-            wait([self._writing], timeout=1.0)
-            self._beat()
-            if self._pieces != seen:
-                seen, since = self._pieces, time.monotonic()
 
     def _begin(self, commit: CommitId) -> CheckpointName:
         self._begun = CheckpointName(self.attempt, commit.generation, commit.index)
@@ -349,21 +345,8 @@ class CheckpointWriter:
                 entries[file] = self._directory.write_file(name, file, pieces, self._progress)
             return self._directory.complete(name, entries, VERSION_OF_PARTS)
 
-    def _best_scores(self) -> dict[CheckpointName, Score]:
-        """Return the ``keep`` best checkpoints so far, including earlier runs', with their scores, best first."""
-        if self._best is None:
-            self._best = self._best_of(self._directory.scores(self._directory.list().scored - self._damaged))
-        return self._best
-
-    def _best_of(self, scores: Mapping[CheckpointName, Score]) -> dict[CheckpointName, Score]:
-        assert self.metric is not None
-        return {name: scores[name] for name in best_first(scores, self.metric)[: self._keep]}
-
-    def _is_one_of(self, best: Mapping[CheckpointName, Score], name: CheckpointName, value: float) -> bool:
-        """Whether a checkpoint with this value is one of the best, or better than its own previously reported value."""
-        assert self.metric is not None
-        rival = best.get(name) or (list(best.values())[-1] if len(best) == self._keep else None)
-        return self.metric.is_better(value, None if rival is None else rival.value)
+    def _read_scores(self) -> dict[CheckpointName, Score]:
+        return self._directory.scores(self._directory.list().scored - self._damaged)
 
     def _write_score(self, name: CheckpointName, score: Score) -> None:
         """Write the score of a checkpoint whose own write has just ended."""
@@ -374,20 +357,16 @@ class CheckpointWriter:
                 raise CheckpointError("it could not be written")
             self._directory.write_score(name, score)
         except Exception as error:
-            self._best = None  # have the best ones read again
+            assert self._best is not None
+            self._best.forget()
             self._cannot_keep(name, score.value, str(error))
             return
         self._prune()
 
     def _cannot_keep(self, name: CheckpointName, value: float, why: str) -> None:
-        assert self.metric is not None
-        logger.warning(
-            "checkpoint %s with one of the best %s so far, %s, is not kept for that: %s",
-            name,
-            self.metric.name,
-            value,
-            why,
-        )
+        assert self._best is not None
+        text = "checkpoint %s with one of the best %s so far, %s, is not kept for that: %s"
+        logger.warning(text, name, self._best.metric.name, value, why)
 
     def _prune(self) -> None:
         try:

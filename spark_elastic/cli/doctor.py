@@ -290,39 +290,30 @@ def check_settings(conf: Mapping[str, str], master: str) -> list[Diagnosis]:
     unbounded = _is_on(conf, "spark.dynamicAllocation.enabled") and "spark.dynamicAllocation.maxExecutors" not in conf
     cores, cpus = (float(conf.get(name, "1")) for name in ("spark.executor.cores", "spark.task.cpus"))
     by_default = not any(name.startswith("spark.executor.memoryOverhead") for name in conf)
-    found = {
-        fault(
-            "settings",
-            f"{', '.join(excluding)} is on: for an hour Spark uses no executor again on which a few workers have died",
-            "unset it: spark_elastic itself waits before it uses such an executor again",
-        ): excluding,
-        warning(
-            "settings",
-            "spark.speculation is on: workers run for long, so Spark starts duplicates of their tasks, which idle in slots",
-            "unset spark.speculation",
-        ): _is_on(conf, "spark.speculation"),
-        warning(
-            "settings",
-            "spark.executor.pyspark.memory limits the address space of workers, of which torch reserves far more than it uses",
-            "unset it and raise spark.executor.memoryOverhead",
-        ): conf.get("spark.executor.pyspark.memory"),
-        warning(
-            "settings",
-            "dynamic allocation has no upper limit, so run() cannot tell how many workers there may be",
-            "set spark.dynamicAllocation.maxExecutors, or give max_np",
-        ): unbounded,
-        fault(
-            "settings",
-            f"spark.task.cpus={cpus:g} is more than spark.executor.cores={cores:g}: no task ever starts",
-            "raise spark.executor.cores",
-        ): "spark.executor.cores" in conf and cores < cpus,
-        warning(
-            "settings",
-            "workers use spark.executor.memoryOverhead, by default a tenth of the executor's memory; beyond it they are killed",
-            "set spark.executor.memoryOverhead to what a worker needs, say 4g",
-        ): master.startswith(("yarn", "k8s")) and by_default,
-    }
-    return [finding for finding, applies in found.items() if applies] or [fine("settings", "none of them does harm")]
+    found = []
+    if excluding:
+        what = (
+            f"{', '.join(excluding)} is on: for an hour Spark uses no executor again on which a few workers have died"
+        )
+        found.append(
+            fault("settings", what, "unset it: spark_elastic itself waits before it uses such an executor again")
+        )
+    if _is_on(conf, "spark.speculation"):
+        what = "spark.speculation is on: workers run for long, so Spark starts duplicates of their tasks, which idle in slots"
+        found.append(warning("settings", what, "unset spark.speculation"))
+    if conf.get("spark.executor.pyspark.memory"):
+        what = "spark.executor.pyspark.memory limits the address space of workers, of which torch reserves far more than it uses"
+        found.append(warning("settings", what, "unset it and raise spark.executor.memoryOverhead"))
+    if unbounded:
+        what = "dynamic allocation has no upper limit, so run() cannot tell how many workers there may be"
+        found.append(warning("settings", what, "set spark.dynamicAllocation.maxExecutors, or give max_np"))
+    if "spark.executor.cores" in conf and cores < cpus:
+        what = f"spark.task.cpus={cpus:g} is more than spark.executor.cores={cores:g}: no task ever starts"
+        found.append(fault("settings", what, "raise spark.executor.cores"))
+    if master.startswith(("yarn", "k8s")) and by_default:
+        what = "workers use spark.executor.memoryOverhead, by default a tenth of the executor's memory; beyond it they are killed"
+        found.append(warning("settings", what, "set spark.executor.memoryOverhead to what a worker needs, say 4g"))
+    return found or [fine("settings", "none of them does harm")]
 
 
 # ---------------------------------------------------------------- executors

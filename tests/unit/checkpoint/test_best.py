@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_elastic.checkpoint.best import Metric, Score, best_first, metric_of
+from spark_elastic.checkpoint.best import BestKept, Metric, Score, best_first, metric_of
 from spark_elastic.checkpoint.naming import CheckpointName
 
 FIRST, SECOND, THIRD = (CheckpointName(1, 1, index) for index in (1, 2, 3))
@@ -51,3 +51,29 @@ def test_the_best_come_first_and_of_equal_ones_the_older() -> None:
     }  # fmt: skip
     assert best_first(scores, Metric("loss", "min")) == [THIRD, FIRST, SECOND]
     assert best_first(scores, Metric("loss", "max")) == [FIRST, SECOND, THIRD]
+
+
+def test_the_best_kept_are_read_once_and_take_what_is_better_than_the_worst_of_them() -> None:
+    reads: list[None] = []
+
+    def read() -> dict[CheckpointName, Score]:
+        reads.append(None)
+        return {FIRST: Score("loss", "min", 2.0), SECOND: Score("loss", "min", 3.0)}
+
+    best = BestKept(Metric("loss", "min"), 2, read)
+    assert best.are_none
+    assert not best.takes(THIRD, 3.0)
+    assert best.takes(THIRD, 2.5)
+    assert best.add(THIRD, 2.5) == Score("loss", "min", 2.5)
+    assert [name in best for name in (FIRST, SECOND, THIRD)] == [True, False, True]
+    assert len(reads) == 1
+
+
+def test_forgotten_scores_are_not_read_while_one_is_added() -> None:
+    """The store that failed a write, which is why they were forgotten, would fail the user's step as well."""
+    best = BestKept(Metric("loss", "min"), 2, dict)
+    assert best.takes(FIRST, 1.0)
+    best.forget()
+    best._read = lambda: pytest.fail("was read")
+    assert best.add(SECOND, 2.0) == Score("loss", "min", 2.0)
+    assert best.are_none
