@@ -68,6 +68,12 @@ def changed(now: Collection[str], before: Collection[str]) -> str:
     )
 
 
+def all_dense(columns: Sequence[Column]) -> list[np.ndarray] | None:
+    """Return the columns if all of them are dense, else None."""
+    dense = [column for column in columns if isinstance(column, np.ndarray)]
+    return dense if len(dense) == len(columns) else None
+
+
 def as_ragged(column: Column) -> Ragged:
     """Return a dense [rows, n] column as lists of equal length."""
     if isinstance(column, Ragged):
@@ -80,8 +86,9 @@ def join(parts: Sequence[Column]) -> Column:
     """Concatenate columns. Lists of one length joined with lists of several become lists of several."""
     if len(parts) == 1:
         return parts[0]
-    if not any(isinstance(part, Ragged) for part in parts) and len({part.shape[1:] for part in parts}) == 1:  # type: ignore[union-attr]
-        return np.concatenate(parts)  # type: ignore[arg-type]
+    dense = all_dense(parts)
+    if dense is not None and len({part.shape[1:] for part in dense}) == 1:
+        return np.concatenate(dense)
     ragged = [as_ragged(part) for part in parts]
     packed = [part.take(np.arange(len(part), dtype=np.int64)) for part in ragged]
     bases = np.cumsum([0] + [len(part.values) for part in packed[:-1]])

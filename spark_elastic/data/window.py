@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from spark_elastic.data.columns import Column, Ragged, Rows, as_ragged, changed, join
+from spark_elastic.data.columns import Column, Ragged, Rows, all_dense, as_ragged, changed, join
 from spark_elastic.data.engine import Engine
 from spark_elastic.data.order import EpochOrder, Piece
 from spark_elastic.errors import DataError
@@ -177,14 +177,13 @@ class WindowStore:
     def _place(self, state: _Lane, parts: list[Rows], given: np.ndarray) -> None:
         for part in parts:
             self._check_names(part)
+        group = parts[0].group
         for name in parts[0].columns:
-            pieces: list[Column] = [part.columns[name] for part in parts]
-            ragged = name in self._ragged or any(isinstance(p, Ragged) for p in pieces)
-            self._put(state, name, pieces, ragged, parts, given)
+            self._put(state, name, [part.columns[name] for part in parts], group, given)
         if self._row_ids:
-            groups: list[Column] = [np.full(len(part), part.group, np.int64) for part in parts]
-            self._put(state, "_row_group", groups, False, parts, given)
-            self._put(state, "_row", [part.number for part in parts], False, parts, given)
+            groups = [np.full(len(part), part.group, np.int64) for part in parts]
+            self._put_dense(state, "_row_group", groups, group, given)
+            self._put_dense(state, "_row", [part.number for part in parts], group, given)
 
     def _check_names(self, part: Rows) -> None:
         if self._names is None:
@@ -199,35 +198,36 @@ class WindowStore:
         if difference:
             raise DataError(f"{self._name(part.group)}: {difference}")
 
-    def _put(
-        self, state: _Lane, name: str, pieces: list[Column], ragged: bool, parts: list[Rows], given: np.ndarray
-    ) -> None:
-        base = state.slot * self._width
-        if not ragged:
-            target = self._columns.get(name)
-            if target is None:
-                first = pieces[0]
-                assert isinstance(first, np.ndarray)
-                target = np.empty((self._capacity * self._width, *first.shape[1:]), first.dtype)
-                self._columns[name] = target
-            if all(piece.shape[1:] == target.shape[1:] for piece in pieces):  # type: ignore[union-attr]
-                for piece in pieces:
-                    if piece.dtype != target.dtype:  # type: ignore[union-attr]
-                        raise DataError(
-                            f"{self._name(parts[0].group)}: column {name!r} is {piece.dtype}, "  # type: ignore[union-attr]
-                            f"before it was {target.dtype}"
-                        )
-                _arrange(pieces, given, target[base : base + len(given)])  # type: ignore[arg-type]
-                return
-            if target.ndim != 2 or any(isinstance(p, np.ndarray) and p.ndim != 2 for p in pieces):
-                shapes = sorted({tuple(piece.shape[1:]) for piece in pieces} | {target.shape[1:]})  # type: ignore[union-attr]
-                raise DataError(
-                    f"{self._name(parts[0].group)}: column {name!r} has rows of shapes {shapes}; "
-                    "give a transform= that makes them equal"
-                )
+    def _put(self, state: _Lane, name: str, pieces: list[Column], group: int, given: np.ndarray) -> None:
+        """Hold the rows of one column; ``group`` names them in errors."""
+        dense = None if name in self._ragged else all_dense(pieces)
+        if dense is not None and self._put_dense(state, name, dense, group, given):
+            return
         if name not in self._ragged:
             self._become_ragged(name)
         state.ragged[name] = as_ragged(join(pieces)).take(given)
+
+    def _put_dense(self, state: _Lane, name: str, pieces: list[np.ndarray], group: int, given: np.ndarray) -> bool:
+        """Write rows into the column's array. Return False if they are lists of other lengths than the rows before."""
+        target = self._columns.get(name)
+        if target is None:
+            first = pieces[0]
+            target = np.empty((self._capacity * self._width, *first.shape[1:]), first.dtype)
+            self._columns[name] = target
+        shapes = {piece.shape[1:] for piece in (*pieces, target)}
+        if len(shapes) > 1:
+            if any(piece.ndim != 2 for piece in (*pieces, target)):
+                raise DataError(
+                    f"{self._name(group)}: column {name!r} has rows of shapes {sorted(shapes)}; give a transform= that makes "
+                    "them equal"
+                )
+            return False
+        for piece in pieces:
+            if piece.dtype != target.dtype:
+                raise DataError(f"{self._name(group)}: column {name!r} is {piece.dtype}, before it was {target.dtype}")
+        base = state.slot * self._width
+        _arrange(pieces, given, target[base : base + len(given)])
+        return True
 
     def _become_ragged(self, name: str) -> None:
         self._ragged.add(name)
