@@ -14,7 +14,7 @@ KEPT = 2
 # How many seconds pass between two checkpoints if the user does not say.
 INTERVAL = 60.0
 
-_CHECKPOINT = re.compile(r"(\d{6,})-(\d{6,})-(\d{9,})/(.+)")
+_NAME = re.compile(r"(\d{6,})-(\d{6,})-(\d{9,})")
 _CLAIM = re.compile(r"attempt-(\d{6,})-([0-9a-f]+)")
 
 
@@ -62,18 +62,24 @@ class Listing:
         return max([*attempts, *(claim.attempt for claim in self.claims)], default=0)
 
 
+def read_name(text: str) -> CheckpointName | None:
+    """Interpret the name of a folder; None if it is not a checkpoint's."""
+    match = _NAME.fullmatch(text)
+    name = None if match is None else CheckpointName(*map(int, match.groups()))
+    # Another text for the same name has more leading zeros, or digits of another script.
+    return name if str(name) == text else None
+
+
 def read_listing(paths: Iterable[str]) -> Listing:
     """Interpret the paths of all files, relative to the directory. Files that are not ours are ignored."""
     begun, complete, scored, claims = set(), set(), set(), set()
     for path in paths:
-        if match := _CHECKPOINT.fullmatch(path):
-            name = CheckpointName(*map(int, match.group(1, 2, 3)))
-            if str(name) != path.partition("/")[0]:
-                continue  # the name has more leading zeros, or digits of another script
+        folder, _, file = path.partition("/")
+        if file and (name := read_name(folder)) is not None:
             begun.add(name)
-            if match.group(4) == MANIFEST:
+            if file == MANIFEST:
                 complete.add(name)
-            elif match.group(4) == SCORE:
+            elif file == SCORE:
                 scored.add(name)
         elif match := _CLAIM.fullmatch(path):
             claims.add(Claim(int(match.group(1)), match.group(2)))

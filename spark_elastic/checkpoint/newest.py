@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from collections import OrderedDict
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from spark_elastic.checkpoint.best import Metric, best_first
 from spark_elastic.checkpoint.content import SavedState, decode
 from spark_elastic.checkpoint.directory import CheckpointDirectory
-from spark_elastic.checkpoint.naming import CheckpointName
+from spark_elastic.checkpoint.naming import CheckpointName, read_name
 from spark_elastic.checkpoint.skeleton import COMPILED, WRAPPER_MARK, StateDict
 from spark_elastic.errors import CheckpointError, DamagedError
 
@@ -29,7 +30,7 @@ def load_checkpoint(
     """Return the objects in the newest undamaged checkpoint of ``url``, by the names that the State gave them.
 
     Args:
-        url: the folder that was passed to ``run(checkpoint=)``.
+        url: the folder that was passed to ``run(checkpoint=)``, or the folder of one checkpoint in it.
         best: load the best checkpoint instead, which a run with ``checkpoint_best=`` has kept. Raises ``CheckpointError`` if
             there is none.
         storage_options: options with which fsspec opens the folder, such as credentials and endpoints.
@@ -42,13 +43,27 @@ def load_checkpoint(
     """
     if not isinstance(url, (str, os.PathLike)):
         raise TypeError(f"url must be the folder that run(checkpoint=) was given, not {url!r}")
-    directory = CheckpointDirectory(os.fspath(url), storage_options)
-    load = load_best if best else load_newest
+    directory, only = open_checkpoints(os.fspath(url), storage_options)
+    if best and only is not None:
+        raise ValueError(f"best=True chooses among the checkpoints of a folder, and {os.fspath(url)} is one checkpoint")
+    load = load_best if best else functools.partial(load_newest, only=only)
     saved = load(directory, lambda name: decode(directory, name, unpickle=False))
     if saved is None:
         how = " with a score; run(checkpoint_best=) keeps one" if best else ""
         raise CheckpointError(f"{directory.url} holds no complete checkpoint{how}")
     return plain_objects(saved)
+
+
+def open_checkpoints(
+    url: str, storage_options: Mapping[str, object] | None = None
+) -> tuple[CheckpointDirectory, CheckpointName | None]:
+    """Open a folder of checkpoints, or of a single one, which is then named, and its directory is the folder around it."""
+    directory = CheckpointDirectory(url, storage_options)
+    parent, _, folder = url.rstrip("/").rpartition("/")
+    name = read_name(folder)
+    if name is None or directory.list().complete:
+        return directory, None
+    return CheckpointDirectory(parent or ".", storage_options), name
 
 
 def plain_objects(saved: SavedState) -> dict[str, Any]:
@@ -67,7 +82,7 @@ def load_model(
     """Load the weights of the newest undamaged checkpoint of ``url`` into a module, and return the module.
 
     Args:
-        url: the folder that was passed to ``run(checkpoint=)``.
+        url: the folder that was passed to ``run(checkpoint=)``, or the folder of one checkpoint in it.
         module: the module that takes the weights, also within ``DistributedDataParallel`` or ``torch.compile``.
         name: the model's name in the State.
         best: load the best checkpoint instead, as ``load_checkpoint`` does.
@@ -98,12 +113,14 @@ def load_newest(
     directory: CheckpointDirectory,
     load: Callable[[CheckpointName], SavedState],
     skipped: Callable[[CheckpointName], None] = lambda name: None,
+    only: CheckpointName | None = None,
 ) -> SavedState | None:
-    """Load the newest undamaged checkpoint; None if none has ever been completed.
+    """Load the newest undamaged checkpoint, or ``only`` this one; None if it has never been completed.
 
     Raises ``DamagedError`` if all are damaged, so that a job starts over only if its user decides so.
     """
-    return _load_first(directory, directory.list().newest_first, load, skipped)
+    names = [name for name in directory.list().newest_first if only in (None, name)]
+    return _load_first(directory, names, load, skipped)
 
 
 def load_best(directory: CheckpointDirectory, load: Callable[[CheckpointName], SavedState]) -> SavedState | None:

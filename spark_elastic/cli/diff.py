@@ -10,9 +10,10 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     """Add the command to the parser."""
     parser = commands.add_parser("diff", help="say where two checkpoints first differ", description=__doc__)
     parser.add_argument(
-        "one", help="a checkpoint directory, as given to run(checkpoint=); its newest checkpoint is read"
+        "one",
+        help="a checkpoint directory, as given to run(checkpoint=), whose newest checkpoint is read, or one checkpoint in it",
     )
-    parser.add_argument("other", help="the checkpoint directory of another run")
+    parser.add_argument("other", help="the checkpoint directory of another run, or another checkpoint")
     parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
     parser.set_defaults(call=diff)
 

@@ -32,7 +32,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     )
     parser.add_argument(
         "dataset",
-        help="the directory, file or URL of a dataset, or a checkpoint directory as given to run(checkpoint=)",
+        help="the directory, file or URL of a dataset, a checkpoint directory as given to run(checkpoint=), or one checkpoint",
     )
     parser.add_argument("--workers", type=int, default=8, help="the number of workers that will read it (default 8)")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
@@ -69,10 +69,11 @@ def inspect(options: argparse.Namespace) -> int:
 
 
 def _holds_checkpoints(url: str) -> bool:
-    from spark_elastic.checkpoint.directory import CheckpointDirectory
+    from spark_elastic.checkpoint.newest import open_checkpoints
 
     try:
-        return bool(CheckpointDirectory(url).list().newest_first)
+        directory, only = open_checkpoints(url)
+        return only is not None or bool(directory.list().complete)
     except (OSError, CheckpointError):
         return False  # ``read_manifest`` refuses what is neither a checkpoint nor a dataset
 
@@ -81,16 +82,17 @@ def inspect_checkpoint(options: argparse.Namespace) -> int:
     """Print the checkpoints of a directory with their scores, and the newest one's objects and the hash of their bits."""
     from spark_elastic.checkpoint.content import decode
     from spark_elastic.checkpoint.digest import digest
-    from spark_elastic.checkpoint.directory import CheckpointDirectory
-    from spark_elastic.checkpoint.newest import load_newest, plain_objects
+    from spark_elastic.checkpoint.newest import load_newest, open_checkpoints, plain_objects
 
-    directory = CheckpointDirectory(options.dataset)
+    directory, only = open_checkpoints(options.dataset)
     listing = directory.list()
-    scores = directory.scores(listing.scored)
-    saved = load_newest(directory, lambda name: decode(directory, name, unpickle=False))
-    assert saved is not None, "there is a complete checkpoint"
+    names = [name for name in listing.newest_first if only in (None, name)]
+    scores = directory.scores(listing.scored & set(names))
+    saved = load_newest(directory, lambda name: decode(directory, name, unpickle=False), only=only)
+    if saved is None:
+        raise CheckpointError(f"{options.dataset} holds no complete checkpoint")
     objects = plain_objects(saved)
-    checkpoints = [_described(name, scores.get(name)) for name in listing.newest_first]
+    checkpoints = [_described(name, scores.get(name)) for name in names]
     facts = {
         "checkpoints": checkpoints,
         "newest": str(saved.name),
@@ -102,7 +104,7 @@ def inspect_checkpoint(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(facts))
         return 0
-    print(f"{options.dataset}: {counted(len(listing.complete), 'checkpoint')}")
+    print(f"{options.dataset}: {counted(len(names), 'checkpoint')}")
     for found in checkpoints:
         print("  " + found["name"] + (f", {found['metric']} {found['value']:g}" if "metric" in found else ""))
     print(f"{saved.name}, {counted(saved.steps, 'step')}, {counted(saved.size, 'worker')}: sha256 {facts['sha256']}")

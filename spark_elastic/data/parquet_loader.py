@@ -115,9 +115,7 @@ class ParquetLoader(EngineLoader):
         if engine not in tuple(ENGINES):  # a user's value need not be hashable
             raise ValueError(f"engine must be one of {', '.join(ENGINES)}, not {engine!r}")
         urls = as_urls(url)
-        key = f"data/manifest/{json.dumps(urls)}/{key_of(storage_options)}"
-        packed = pin(key, lambda: read_manifest(urls, storage_options=storage_options).encode())
-        self.manifest = Manifest.decode(packed)
+        self.manifest = _read_manifest_once(urls, storage_options)
         locations = [locate(each, storage_options) for each in urls]
         total = int(self.manifest.rows.sum())
         if rowgroup_selector is not None:
@@ -149,24 +147,15 @@ class ParquetLoader(EngineLoader):
             rows = np.frombuffer(_once("windows", self.manifest, finder.key, finder.count), "<i8")
             source = NGramEngine(finder, reading, source, self.manifest.where)
         if total and not rows.any():
-            given = {
-                "rowgroup_selector=": rowgroup_selector,
-                "filters=": filters,
-                "predicate=": predicate,
-                "ngram=": ngram,
-            }
-            causes = " and ".join(name for name, value in given.items() if value is not None)
-            warnings.warn(
-                f"{self.manifest.name}: {causes} leave none of its {total} rows: the loader has no batches",
-                stacklevel=2,
-            )
-        decoded = source.row_bytes
+            choices = (rowgroup_selector, filters, predicate, ngram)
+            names = ("rowgroup_selector=", "filters=", "predicate=", "ngram=")
+            causes = " and ".join(name for name, choice in zip(names, choices, strict=True) if choice is not None)
+            text = f"{self.manifest.name}: {causes} leave none of its {total} rows: the loader has no batches"
+            warnings.warn(text, stacklevel=2)
         if columns is not None and not columns and not with_row_ids:
             raise ValueError("columns=[] names no column; with with_row_ids=True it would be enough")
-        stored = float(sum(group.uncompressed_bytes for group in self.manifest)) / max(1, int(self.manifest.rows.sum()))
-        row_bytes = max(
-            1.0, stored if ngram is None else stored * len(ngram.fields), decoded if self.manifest.unischema else 0.0
-        )
+        decoded = source.row_bytes
+        row_bytes = _estimate_row_bytes(self.manifest, ngram, decoded)
         spec = choose_spec(
             groups=int(np.count_nonzero(rows)),
             batch=plan.smallest,
@@ -211,6 +200,18 @@ class ParquetLoader(EngineLoader):
         Raises ValueError for arguments without a counterpart, saying what to do instead.
         """
         return cls(dataset_of(dataset_url, arguments), **loader_arguments(arguments))
+
+
+def _read_manifest_once(urls: tuple[str, ...], storage_options: Mapping[str, object] | None) -> Manifest:
+    """Read the dataset's manifest once for the whole job."""
+    key = f"data/manifest/{json.dumps(urls)}/{key_of(storage_options)}"
+    return Manifest.decode(pin(key, lambda: read_manifest(urls, storage_options=storage_options).encode()))
+
+
+def _estimate_row_bytes(manifest: Manifest, ngram: NGram | None, decoded: float) -> float:
+    """Estimate the memory of a row, from its size in the files and, for codecs of Petastorm, from what they decode to."""
+    stored = float(sum(group.uncompressed_bytes for group in manifest)) / max(1, int(manifest.rows.sum()))
+    return max(1.0, stored if ngram is None else stored * len(ngram.fields), decoded if manifest.unischema else 0.0)
 
 
 def _once(what: str, manifest: Manifest, key: str | None, count: Callable[[], bytes]) -> bytes:

@@ -220,7 +220,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
         sample, rows = first_rows(recipe.layout, data)
         recipe = recipe.checked_on(with_extremes(sample, recipe.layout.labels, facts))
         recipe.check_categories(sample, facts)
-        layout, run_id = recipe.layout, record.run_id
+        run_id = record.run_id
         model = self._untrained(recipe, sample)
         if not given_batch(self):
             width = width_of(sample)
@@ -234,36 +234,10 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
         if data.validation_url is not None and data.shards is None and sizes.most != 1:
             for name, metric in (self.value("metrics") or {}).items():
                 check_united(name, metric)
-        class_labels = recipe.class_labels(len(model.widths))
-        _check_classes(class_labels, facts)
+        _check_classes(recipe.class_labels(len(model.widths)), facts)
         if not store.temporary:
             record_run(store, record)
-        callbacks = self.value("callbacks") or []
-        plan = TrainingPlan(
-            run_id=run_id,
-            model=recipe.network,
-            layout=layout,
-            objective=recipe.objective or Objective(()),
-            data=data,
-            steps=recipe.steps,
-            epochs=self.value("epochs"),
-            steps_per_epoch=self.value("stepsPerEpoch"),
-            checkpoint_steps=self.value("checkpointSteps"),
-            seed=self.value("seed"),
-            callbacks=cloudpickle.dumps(callbacks),
-            callbacks_given=describe_callbacks(callbacks),
-            log_url=store.worker_url(store.log_url(run_id)) if "logs" in store.keep else None,
-            use_gpu=self.value("useGpu"),
-            class_labels=class_labels,
-            terminate_on_nan=self.value("terminateOnNaN"),
-            commit_steps=self.value("commitSteps"),
-            class_weights=self._class_weights(model, data),
-            weighs_labels=recipe.weighs_labels(facts, data.shards, sample),
-            may_ignore=recipe.may_ignore(facts, data.shards, sample),
-            has_unused=recipe.has_unused or self.value("findUnusedParameters"),
-            classes=model._label_classes,
-            fit_id=secrets.token_hex(6),
-        )
+        plan = self._plan(run_id, store, model, data, recipe, facts, sample)
         try:
             trained = self._run(session, plan, sizes, store)
         except BaseException:
@@ -283,18 +257,47 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
             )
         if not store.temporary:
             forget_run(store, run_id)
-        network = copy.deepcopy(recipe.network)
-        load_weights(network, trained.weights, trained.buffers)
-        if trained.changed:
-            warnings.warn(
-                f"attributes of the network ({', '.join(trained.changed)}) were changed by training, and the model has them as "
-                "they were before: a fit keeps parameters and buffers, so make buffers of them (register_buffer), unless forward "
-                "sets them each time",
-                stacklevel=4,
-            )
-        model.describe(model=network.eval(), history=trained.history, run_id=run_id)
+        model.describe(model=_trained_network(recipe, trained).eval(), history=trained.history, run_id=run_id)
         self._look_at_outputs(model, sample)
         return model
+
+    def _plan(
+        self,
+        run_id: str,
+        store: Store,
+        model: ElasticModel,
+        data: DataPlan,
+        recipe: Recipe,
+        facts: Facts,
+        sample: Mapping[str, torch.Tensor],
+    ) -> TrainingPlan:
+        """Return all that the workers need to know."""
+        callbacks = self.value("callbacks") or []
+        return TrainingPlan(
+            run_id=run_id,
+            model=recipe.network,
+            layout=recipe.layout,
+            objective=recipe.objective or Objective(()),
+            data=data,
+            steps=recipe.steps,
+            epochs=self.value("epochs"),
+            steps_per_epoch=self.value("stepsPerEpoch"),
+            checkpoint_steps=self.value("checkpointSteps"),
+            seed=self.value("seed"),
+            callbacks=cloudpickle.dumps(callbacks),
+            callbacks_given=describe_callbacks(callbacks),
+            log_url=store.worker_url(store.log_url(run_id)) if "logs" in store.keep else None,
+            use_gpu=self.value("useGpu"),
+            class_labels=recipe.class_labels(len(model.widths)),
+            terminate_on_nan=self.value("terminateOnNaN"),
+            commit_steps=self.value("commitSteps"),
+            class_weights=self._class_weights(model, data),
+            weighs_labels=recipe.weighs_labels(facts, data.shards, sample),
+            may_ignore=recipe.may_ignore(facts, data.shards, sample),
+            has_unused=recipe.has_unused or self.value("findUnusedParameters"),
+            classes=model._label_classes,
+            fit_id=secrets.token_hex(6),
+        )
 
     def _untrained(self, recipe: Recipe, sample: Mapping[str, torch.Tensor]) -> ElasticModel:
         """Return the model with its Params and shapes, but without a network."""
@@ -454,6 +457,19 @@ def _check_classes(names: tuple[str, ...], facts: Facts) -> None:
         fraction = facts.get(name, {}).get("fraction")  # data written by an earlier release lack this fact
         if fraction is not None:
             raise ValueError(not_a_class(name, fraction))
+
+
+def _trained_network(recipe: Recipe, trained: Trained) -> torch.nn.Module:
+    network = copy.deepcopy(recipe.network)
+    load_weights(network, trained.weights, trained.buffers)
+    if trained.changed:
+        warnings.warn(
+            f"attributes of the network ({', '.join(trained.changed)}) were changed by training, and the model has them as "
+            "they were before: a fit keeps parameters and buffers, so make buffers of them (register_buffer), unless forward "
+            "sets them each time",
+            stacklevel=5,
+        )
+    return network
 
 
 def _tell_batch(record: RunRecord, rows: int, width: int, sizes: Sizes) -> None:

@@ -15,7 +15,7 @@ from pyspark.sql.utils import is_remote
 from spark_elastic.errors import SparkElasticError
 from spark_elastic.estimator.files import ArrowFiles, Files
 from spark_elastic.estimator.hadoop import HadoopFiles
-from spark_elastic.launchers.session import use_own_python
+from spark_elastic.launchers.session import is_connect, use_own_python
 from spark_elastic.launchers.spark import is_gone
 
 if TYPE_CHECKING:
@@ -25,8 +25,13 @@ if TYPE_CHECKING:
 def prepare_python(session: SparkSession) -> None:
     """Make executors on this machine use this process's Python for the next requests; see ``use_own_python``.
 
-    Raises ``SparkElasticError`` if the session of the DataFrame has been stopped.
+    Raises ``SparkElasticError`` if the session of the DataFrame has been stopped, or pyspark cannot serve it in this process.
     """
+    if is_connect(session) and not is_remote():
+        raise SparkElasticError(
+            "this DataFrame belongs to a Spark Connect session, but pyspark's functions and Spark ML serve classic sessions in "
+            "this process: connect in a process without a classic session, by SparkSession.builder.remote(…) or SPARK_REMOTE"
+        )
     if not is_remote():
         if is_gone(session.sparkContext):
             raise SparkElasticError(

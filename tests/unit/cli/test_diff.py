@@ -18,7 +18,9 @@ from spark_elastic.checkpoint.content import encode
 from spark_elastic.checkpoint.digest import digest, first_difference
 from spark_elastic.checkpoint.directory import CheckpointDirectory
 from spark_elastic.checkpoint.naming import CheckpointName
+from spark_elastic.checkpoint.newest import load_checkpoint
 from spark_elastic.cli import main
+from spark_elastic.errors import CheckpointError
 from spark_elastic.worker.state.snapshot import Snapshot
 
 KEPT = Path(__file__).parents[2] / "kept"
@@ -105,6 +107,30 @@ def test_inspect_names_the_checkpoints_with_their_scores_and_shows_plain_values_
     assert "2 checkpoints\n  000001-000001-000000005\n  000001-000001-000000004, val_loss 0.25\n" in shown
     assert "000001-000001-000000005, 6 steps, 1 worker: sha256 " in shown
     assert "  weights: 1 tensor, 8 B\n  epoch: 3\n  notes\n  losses\n" in shown
+
+
+def test_the_folder_of_one_checkpoint_is_that_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = CheckpointDirectory(str(tmp_path))
+    for index, epoch in ((4, 2), (5, 3)):
+        snapshot = Snapshot()
+        snapshot.take({"steps": index, "size": 1, "objects": {"epoch": epoch}}, None)
+        directory.write(CheckpointName(1, 1, index), encode(snapshot))
+    older, newest = (str(tmp_path / f"000001-000001-00000000{index}") for index in (4, 5))
+    assert load_checkpoint(older) == {"epoch": 2}
+    assert load_checkpoint(newest + "/") == load_checkpoint(tmp_path) == {"epoch": 3}
+    assert main(["diff", older, str(tmp_path)]) == 1
+    assert "epoch" in capsys.readouterr().out
+    assert main(["diff", newest, str(tmp_path)]) == 0
+    capsys.readouterr()
+    assert main(["inspect", older]) == 0
+    shown = capsys.readouterr().out
+    assert "1 checkpoint\n" in shown
+    assert "epoch: 2" in shown
+    assert "000000005" not in shown
+    with pytest.raises(ValueError, match="chooses among the checkpoints of a folder"):
+        load_checkpoint(older, best=True)
+    with pytest.raises(CheckpointError, match="holds no complete checkpoint"):
+        load_checkpoint(tmp_path / "000001-000001-000000006")
 
 
 def test_a_folder_without_a_checkpoint_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
