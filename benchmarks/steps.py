@@ -7,8 +7,8 @@ Two workers each. Both jobs are up all the time and take turns, a block of steps
 hits both. ``short`` is a step of a few milliseconds: four layers of 256 by 256, 16 rows; with copies, in place, and without any
 commit. ``small`` is a model of 1 MB, ``in_place`` and ``copy`` one of 100 MB with Adam (300 MB of state). Prints the ratio of the
 steps' times and that of the CPU time of both workers, a table and a line of JSON; and, where commits copy the state, the ratio to
-a plain step plus one memcpy of the state, as both workers make it at once. ``--parts`` puts clocks around the parts of a commit
-instead, and prints what each takes while steps go on. ``--local`` starts the workers in local processes, without Spark.
+a plain step plus one memcpy of the state, as both workers make it at once. ``--parts`` puts clocks around what this package
+does in a step instead, and prints what each part takes. ``--local`` starts the workers in local processes, without Spark.
 """
 
 from __future__ import annotations
@@ -161,8 +161,12 @@ def prepare(case: Case) -> tuple[Any, Callable[[], None]]:
 
 
 def time_parts(case: Case, steps: int) -> dict[str, float]:
-    """Train with clocks around the parts of a commit; return the microseconds that each takes, the whole included."""
+    """Train with clocks around what this package does in a step; return the microseconds that each part takes."""
+    import torch.distributed as dist
+
     import spark_elastic as se
+    from spark_elastic.worker import ddp, watched_group
+    from spark_elastic.worker.checks import training_code
     from spark_elastic.worker.context import current_world
     from spark_elastic.worker.state import generators, snapshot
 
@@ -184,6 +188,11 @@ def time_parts(case: Case, steps: int) -> dict[str, float]:
     @se.elastic
     def train(state: Any) -> dict[str, float]:
         world = current_world()
+        clock("forward", ddp.DistributedDataParallel, "forward")
+        clock("torch's forward", ddp._Inner, "forward")
+        clock("reduction", watched_group.WatchedGroup, "allreduce")
+        clock("Gloo's reduction", dist.ProcessGroup, "allreduce")
+        clock("checks before an optimizer's step", training_code.TrainingChecks, "before_step")
         clock("the whole commit", state, "commit")
         clock("state dicts, copy and random numbers", state, "_take")
         clock("copy of the tensors", snapshot.TensorBuffer, "copy_from")
@@ -195,6 +204,8 @@ def time_parts(case: Case, steps: int) -> dict[str, float]:
             if number == steps:
                 spent.clear()
             step()
+        spent["forward beyond torch's"] = spent.pop("forward") - spent.pop("torch's forward")
+        spent["reduction beyond Gloo's"] = spent.pop("reduction") - spent.pop("Gloo's reduction")
         return {part: 1e6 * seconds / steps for part, seconds in spent.items()}
 
     return train(state)
@@ -240,11 +251,11 @@ def print_parts(where: dict[str, Any], case: Case) -> None:
 
     steps = 10 * case.block
     ranks = spark_elastic.run(time_parts, (case, steps), **where, min_np=WORKERS, max_np=WORKERS)
-    table = Table("part of a commit", *(f"rank {rank}" for rank in range(WORKERS)), unit="microseconds")
+    table = Table("part of a step", *(f"rank {rank}" for rank in range(WORKERS)), unit="microseconds")
     for part in ranks[0]:
         table.add(part, *(rank[part] for rank in ranks))
-    table.print(f"means of {steps} commits")
-    emit("commit parts", ranks=ranks)
+    table.print(f"means of {steps} steps")
+    emit("step parts", ranks=ranks)
 
 
 def _collect(folder: Path, name: str) -> tuple[float, float]:
@@ -265,7 +276,7 @@ def main() -> None:
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--local", action="store_true", help="start the workers in local processes, without Spark")
     parser.add_argument(
-        "--parts", choices=CASES, metavar="CASE", help="print what the parts of this case's commits take"
+        "--parts", choices=CASES, metavar="CASE", help="print what this package's parts of a step of this case take"
     )
     parser.add_argument("--plain", help=argparse.SUPPRESS)
     parser.add_argument("--case", help=argparse.SUPPRESS)
