@@ -18,7 +18,6 @@ from simulation.world.universe import Universe
 from spark_elastic.protocol import messages as m
 from spark_elastic.protocol.messages import CommitId
 from spark_elastic.task import service as task_service
-from spark_elastic.task.supervisor import HostFaultError
 from spark_elastic.worker import main as worker_module
 from spark_elastic.worker.job import current_job
 
@@ -154,7 +153,7 @@ class Supervisor:
         self.pending: list[tuple[int, str]] = []
         self.idle = asyncio.Event()
         self.idle.set()
-        self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._driver = connection
         self._is_closing = False
 
@@ -189,7 +188,7 @@ class Supervisor:
         if self.task.is_alive and not self.broken.done():
             if self.current is not None:
                 self.current.kill()
-            self.broken.set_exception(HostFaultError("the warm parent ended"))
+            self.broken.set_result("the warm parent ended")
 
     # ------------------------------------------------------------------ inside
 

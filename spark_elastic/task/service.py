@@ -9,6 +9,7 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 import psutil
 
@@ -19,7 +20,7 @@ from spark_elastic.protocol.ticket import Ticket
 from spark_elastic.task.decommission import executor_leaves
 from spark_elastic.task.facts import gather_facts, worker_environment
 from spark_elastic.task.leave import asked_to_leave, hold
-from spark_elastic.task.supervisor import HostFaultError, WorkerSupervisor
+from spark_elastic.task.supervisor import WorkerSupervisor
 
 logger = logging.getLogger("spark_elastic")
 
@@ -154,16 +155,15 @@ class _Host:
             leaving = asyncio.ensure_future(self._tell_when_leaving())
             asked = asyncio.ensure_future(self._leave_when_asked())
             try:
-                await asyncio.wait({obeying, supervisor.broken, orphaned, asked}, return_when=asyncio.FIRST_COMPLETED)
+                ends: set[asyncio.Future[Any]] = {obeying, supervisor.broken, orphaned, asked}
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
                 if supervisor.broken.done():
-                    reason = str(supervisor.broken.exception())
+                    reason = supervisor.broken.result()
                     self._driver.send(m.TaskFailed(reason))
                     raise TaskRestartError(reason)
                 for ended in (obeying, asked):
                     if ended.done():
                         ended.result()
-            except HostFaultError as error:
-                raise TaskRestartError(str(error)) from error
             finally:
                 for waiting in (obeying, orphaned, leaving, asked):
                     waiting.cancel()

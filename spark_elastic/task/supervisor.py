@@ -27,10 +27,6 @@ HELD_SECONDS = 10.0
 LAST_WORDS_SECONDS = 0.5
 
 
-class HostFaultError(RuntimeError):
-    """Raised when this host cannot run workers, so that its task has to fail."""
-
-
 class WorkerSupervisor:
     """Owns the warm parent from ``__aenter__`` to ``__aexit__``, after which neither it nor any of its descendants is left.
 
@@ -60,7 +56,8 @@ class WorkerSupervisor:
         self._reporting: asyncio.Task[None] | None = None
         self.idle = asyncio.Event()
         self.idle.set()
-        self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        # Why this host cannot run workers any more, so that its task has to fail.
+        self.broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def __aenter__(self) -> WorkerSupervisor:
         self._parent = self._start_parent(self._environment)
@@ -174,7 +171,7 @@ class WorkerSupervisor:
     def _break(self, what: str) -> None:
         assert self._parent is not None
         if not self.broken.done():
-            self.broken.set_exception(HostFaultError(f"the warm parent process {self._parent.pid} {what}"))
+            self.broken.set_result(f"the warm parent process {self._parent.pid} {what}")
 
     def _stop_watching(self) -> None:
         if self._watched is not None:

@@ -21,7 +21,7 @@ from spark_elastic.protocol.messages import WorkerExited
 from spark_elastic.protocol.ticket import Ticket
 from spark_elastic.task import importer, packets, processes, supervisor
 from spark_elastic.task.importer import RequestedParent, ask_importer, end_idle_importers
-from spark_elastic.task.supervisor import HostFaultError, WorkerSupervisor
+from spark_elastic.task.supervisor import WorkerSupervisor
 from spark_elastic.task.warm import StartedParent
 
 TICKET = Ticket("run", (), Credentials(b"", b""))
@@ -280,8 +280,7 @@ def test_what_a_killed_warm_parent_leaves_is_ended_by_the_importer(change: Calla
             await asyncio.to_thread(wait_for, lambda: len(psutil.Process(pid).children(recursive=True)) == 2)
             below = psutil.Process(pid).children(recursive=True)
             os.kill(pid, signal.SIGKILL)
-            with pytest.raises(HostFaultError, match="ended"):
-                await task.supervisor.broken
+            assert "ended" in await task.supervisor.broken
             await asyncio.to_thread(wait_for, lambda: not any(process.is_running() for process in below))
             assert is_alive(spared)
 
@@ -297,8 +296,7 @@ def test_one_that_is_held_while_it_imports_is_given_up_and_replaced(
     async def job() -> int:
         async with Task() as task:
             task.supervisor.start(0, "token")
-            with pytest.raises(HostFaultError, match="is stopped"):
-                await task.supervisor.broken
+            assert "is stopped" in await task.supervisor.broken
             return importer_of(task)
 
     held = play(job)
