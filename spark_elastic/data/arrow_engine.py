@@ -154,6 +154,8 @@ class ArrowEngine:
         rows = len(table)
         try:
             result = self._transform(table)
+        except DataError:
+            raise
         except Exception as failure:
             raise DataError(f"{where}: transform raised {type(failure).__name__}: {failure}") from failure
         return from_transform(result, rows, where)

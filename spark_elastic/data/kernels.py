@@ -39,6 +39,17 @@ def pin_threads() -> None:
         torch.set_num_threads(1)
 
 
+def pin_compiler() -> None:
+    """Have ``torch.compile`` make a kernel for each shape of a shard.
+
+    By itself it makes one for all shapes when the second shape comes, and keeps the first. Both fit the first shape, so the
+    kernel that a shard gets would depend on the shards that this rank has had before. ``dynamic=True`` still makes one for all.
+    """
+    import torch._dynamo
+
+    torch._dynamo.config.automatic_dynamic_shapes = False
+
+
 def kernels_here() -> dict[str, str]:
     """Describe the kernels of this process."""
     cudnn = torch.backends.cudnn

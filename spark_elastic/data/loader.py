@@ -12,7 +12,7 @@ from spark_elastic._integers import whole_number
 from spark_elastic.data.balance import LEAST, Balancer, Timing, even
 from spark_elastic.data.deliveries import deliveries
 from spark_elastic.data.iteration import Iteration
-from spark_elastic.data.kernels import difference, kernels_here, pin_threads
+from spark_elastic.data.kernels import difference, kernels_here, pin_compiler, pin_threads
 from spark_elastic.data.order import as_described, describe
 from spark_elastic.data.plan import Step
 from spark_elastic.data.shards import Cut
@@ -172,6 +172,7 @@ class PositionedLoader(Generic[T]):
         if tracker.plan.shards is not None:
             self._identity["shards"] = tracker.plan.shards
             pin_threads()
+            pin_compiler()
         self.batch_rows: tuple[int, ...] = (0,) * tracker.size
 
     def _open(self) -> contextlib.AbstractContextManager[Iterator[tuple[Step, int, T]]]:
@@ -293,7 +294,7 @@ class PositionedLoader(Generic[T]):
                 f"the loader's state has version {state.get('version')}, not {_VERSION}: another version of spark_elastic "
                 "saved it. Use that one, or start over"
             )
-        for key, ours in self._identity.items():
+        for key, ours in {"shards": self.shards, **self._identity}.items():
             if state.get(key) == ours:
                 continue
             if key == "order" and as_described(self._own_spec, state.get(key)) is not None:

@@ -222,10 +222,12 @@ def read_manifest(url: Urls, *, storage_options: Mapping[str, object] | None = N
     with ThreadPoolExecutor(min(threads, len(listed)), "spark-elastic-footers") as pool:
         footers = list(pool.map(lambda entry: _footer_at(locations[entry[0]], entry[1]), listed))
     schema = footers[0].metadata.schema.to_arrow_schema().remove_metadata()
-    lengths = _ListLengths(footers[0].metadata, schema)
+    lengths = _ListLengths()
     files, groups = [], []
     for (root, path), name, footer in zip(listed, names, footers, strict=True):
-        _same_columns(schema, footer.metadata, names[0], name)
+        own_schema = footer.metadata.schema.to_arrow_schema()
+        _same_columns(schema, own_schema, names[0], name)
+        lengths.enter(footer.metadata, own_schema)
         files.append(DataFile(path, footer.size, footer.digest, root))
         partition = _partition(path)
         if path != listed[0][1]:
@@ -279,8 +281,7 @@ def _footer_at(location: Location, path: str) -> Footer:
         raise DataError(f"{full} cannot be read as Parquet: {failure}") from failure
 
 
-def _same_columns(schema: pa.Schema, metadata: pq.FileMetaData, first: str, path: str) -> None:
-    other = metadata.schema.to_arrow_schema()
+def _same_columns(schema: pa.Schema, other: pa.Schema, first: str, path: str) -> None:
     if schema.equals(other):
         return
     ours = {field.name: field.type for field in schema}
@@ -380,8 +381,17 @@ def read_common_metadata(location: Location) -> dict[bytes, bytes]:
 class _ListLengths:
     """Finds the list columns that can have one common length n: every row group has n values per row."""
 
-    def __init__(self, metadata: pq.FileMetaData, schema: pa.Schema) -> None:
+    def __init__(self) -> None:
+        # The places of these columns in the row groups of the present file, whose schema this is.
         self._leaf: dict[str, int] = {}
+        self._schema: pa.Schema | None = None
+        self._length: dict[str, int | None] = {}
+
+    def enter(self, metadata: pq.FileMetaData, schema: pa.Schema) -> None:
+        """Turn to another file, whose columns may come in another order."""
+        if self._schema is not None and schema.equals(self._schema):
+            return
+        self._schema, self._leaf = schema, {}
         index = 0
         for field in schema:
             leaves = _leaves(field.type)
@@ -389,10 +399,9 @@ class _ListLengths:
             if is_list and leaves == 1 and metadata.schema.column(index).max_repetition_level == 1:
                 self._leaf[field.name] = index
             index += leaves
-        self._length: dict[str, int | None] = {}
 
     def add(self, group: pq.RowGroupMetaData) -> None:
-        """Take one row group's counts into account."""
+        """Take the counts of one of the file's row groups into account."""
         if not group.num_rows:
             return
         for name, index in self._leaf.items():

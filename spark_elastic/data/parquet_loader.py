@@ -24,10 +24,12 @@ from spark_elastic.data.order import choose_spec, describe
 from spark_elastic.data.pinning import key_of, pin
 from spark_elastic.data.plan import BatchPlan, check_switches
 from spark_elastic.data.predicates import PredicateBase
+from spark_elastic.data.randomness import digest_of_random_states
 from spark_elastic.data.reader_arguments import dataset_of, loader_arguments
 from spark_elastic.data.rowgroup_index import Selection
 from spark_elastic.data.selectors import RowGroupSelectorBase
 from spark_elastic.data.tracker import RowGroupTracker
+from spark_elastic.errors import DataError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -132,6 +134,8 @@ class ParquetLoader(EngineLoader):
             if columns is not None:
                 raise ValueError("give columns= or ngram=, whose fields say which columns are read, not both")
             columns = ngram.columns
+        if shards is not None and callable(transform) and engine == "arrow":
+            transform = _without_randomness(transform)
         reading = Reading(
             manifest=self.manifest,
             locations=locations,
@@ -212,6 +216,27 @@ def _estimate_row_bytes(manifest: Manifest, ngram: NGram | None, decoded: float)
     """Estimate the memory of a row, from its size in the files and, for codecs of Petastorm, from what they decode to."""
     stored = float(sum(group.uncompressed_bytes for group in manifest)) / max(1, int(manifest.rows.sum()))
     return max(1.0, stored if ngram is None else stored * len(ngram.fields), decoded if manifest.unischema else 0.0)
+
+
+def _without_randomness(transform: Callable[[pa.Table], object]) -> Callable[[pa.Table], object]:
+    """Return a transform whose first call is watched. It is made while the first batch is waited for, so nobody else draws."""
+    is_known = False
+
+    def call(table: pa.Table) -> object:
+        nonlocal is_known
+        if is_known:
+            return transform(table)
+        is_known = True
+        before = digest_of_random_states()
+        result = transform(table)
+        if digest_of_random_states() != before:
+            raise DataError(
+                "transform= draws random numbers, and with shards= the rows that it gets at a time, and so what each row gets, "
+                "depend on the world: draw in the loop over model.parts(batch), for which generators are seeded part by part"
+            )
+        return result
+
+    return call
 
 
 def _once(what: str, manifest: Manifest, key: str | None, count: Callable[[], bytes]) -> bytes:

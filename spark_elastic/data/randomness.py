@@ -21,6 +21,15 @@ def random_states() -> RandomStates:
     return random.getstate(), np.random.get_state(), torch.get_rng_state(), cuda
 
 
+def digest_of_random_states() -> bytes:
+    """Return a number that changes whenever any of the generators is drawn from."""
+    python, numeric, cpu, cuda = random_states()
+    digest = hashlib.blake2b(repr((python, numeric[2:])).encode())
+    for state in (numeric[1], cpu.numpy(), *(each.cpu().numpy() for each in cuda or ())):
+        digest.update(state.tobytes())
+    return digest.digest()
+
+
 def set_random_states(states: RandomStates) -> None:
     """Set all generators to states that ``random_states`` returned."""
     python, numeric, cpu, cuda = states

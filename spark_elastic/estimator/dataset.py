@@ -25,7 +25,7 @@ from pyspark.sql.types import ArrayType, FloatType
 from spark_elastic.estimator.finite import SHOWN
 from spark_elastic.estimator.frame import Facts, as_numbers, column
 from spark_elastic.estimator.frame import is_list as is_list_type
-from spark_elastic.estimator.identity import content_of, identity_by_plan, identity_by_rows, identity_of_content
+from spark_elastic.estimator.identity import content_of, identity_by_plan, identity_by_rows, identity_of_content, marked
 from spark_elastic.estimator.store import Store
 
 ROW_GROUP_BYTES = 16 * 2**20
@@ -211,7 +211,7 @@ def _write(
     numbers = frame.select(*_selected(frame, names, split))
     # The rows are sorted by a hash, so that files hold them in the same order however Spark's shuffle delivers them.
     divided = _stratified(numbers, names, split) if split.stratify else numbers
-    key = f.xxhash64(*(column(name) for name in names))
+    key = f.xxhash64(*_hashed(numbers, names))
     if by_content:
         spread = divided.withColumn(_KEY, key).repartition(parts, _KEY)
     else:
@@ -244,6 +244,10 @@ def _write(
     return dataset
 
 
+def _hashed(numbers: DataFrame, names: Sequence[str]) -> list[Column]:
+    return [part for name in names for part in marked(numbers.schema[name])]
+
+
 def _drawn(seed: int) -> Column:
     """Return a number from 0 to 1 for each row, which depends on the seed and on the data, and not on how they are divided."""
     # Equal rows are numbered, so that they do not all get the same.
@@ -265,7 +269,7 @@ def _stratified(numbers: DataFrame, names: Sequence[str], split: Split) -> DataF
     of_class = Window.partitionBy(_STRATUM)
     rows = f.count(f.lit(1)).over(of_class)
     held_back = f.least(rows - 1, f.greatest(f.lit(1), f.round(rows * split.fraction)))
-    shuffled = f.xxhash64(f.lit(split.seed), *(column(name) for name in names))
+    shuffled = f.xxhash64(f.lit(split.seed), *_hashed(numbers, names))
     place = f.row_number().over(of_class.orderBy(shuffled))
     return numbers.withColumn(_SPLIT, (place <= held_back).cast("int"))
 

@@ -80,6 +80,7 @@ from spark_elastic.estimator.runs import (
     forget_run,
     record_run,
 )
+from spark_elastic.estimator.schedules import wants_course
 from spark_elastic.estimator.sessions import is_local, master_of, prepare_python
 from spark_elastic.estimator.store import Store
 from spark_elastic.estimator.temporary_store import temporary_store
@@ -139,7 +140,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
             # Data in a temporary store are never looked up again, so rows need not be hashed.
             known_again = resumable or (self.value("reuseData") and not store.temporary)
             identity = identity_of(dataset, layout.columns, split) if known_again else f"new-{secrets.token_hex(8)}"
-            record = RunRecord(run_id, identity, describe_params(self), version=VERSION)
+            record = RunRecord(run_id, identity, describe_params(self, wants_course(recipe.steps)), version=VERSION)
             known = check_run(store, record) if resumable else None
             with written(
                 dataset,
@@ -189,7 +190,9 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
             plan = plan_data(self, (url, validation_url), options, True)
             urls = [each for each in (plan.training_url, plan.validation_url) if each]
             identity = "/".join(identity_of_files(each, options or None) for each in urls)
-            record = RunRecord(self._run_id(), identity, describe_params(self), version=VERSION)
+            record = RunRecord(
+                self._run_id(), identity, describe_params(self, wants_course(recipe.steps)), version=VERSION
+            )
             known = check_run(store, record)
             record = record.with_batch(known.batch if known else {})
             return self._train(session, store, record, plan, recipe, sizes, {})

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
-from pyspark.sql.types import ArrayType, StructType
+from pyspark.sql.types import ArrayType, StructField, StructType
 
 from spark_elastic._json import Json
 from spark_elastic.data import read_manifest
@@ -82,14 +82,17 @@ def identity_by_rows(selected: DataFrame) -> str:
 
 def content_of(selected: DataFrame) -> list[Column]:
     """Return aggregates for the number of rows and the sums of two hashes, independent of the order of rows."""
-    parts: list[Column] = []
-    for field in selected.schema:
-        value = column(field.name)
-        # Spark hashes a null to the seed, and does not mark the end of an array.
-        parts += [value.isNull(), *([f.size(value)] if isinstance(field.dataType, ArrayType) else []), value]
+    # Spark hashes a null to the seed.
+    parts = [part for field in selected.schema for part in (column(field.name).isNull(), *marked(field))]
     first = f.xxhash64(*parts).cast("decimal(38,0)")
     second = f.xxhash64(f.lit(1), *parts).cast("decimal(38,0)")
     return [f.count(f.lit(1)).alias("hashed"), f.sum(first).alias("hashes"), f.sum(second).alias("more_hashes")]
+
+
+def marked(field: StructField) -> list[Column]:
+    """Return what to hash of a column. Spark does not mark the end of an array."""
+    value = column(field.name)
+    return [f.size(value), value] if isinstance(field.dataType, ArrayType) else [value]
 
 
 def identity_of_content(schema: StructType, seen: Mapping[str, object]) -> str:

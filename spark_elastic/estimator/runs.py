@@ -94,21 +94,23 @@ class RunRecord:
         if self.version != other.version:
             return [f"its record (of version {self.version}, this release writes {other.version})"]
         found = [] if self.data == other.data else ["the data"]
-        # Records of earlier releases do not have the estimator's class.
-        names = (self.params.keys() | other.params.keys()) - (set() if _KIND in self.params else {_KIND})
+        # Records of earlier releases have neither the estimator's class nor the epochs of a scheduler that spans them.
+        names = (self.params.keys() | other.params.keys()) - ({_KIND, "epochs"} - self.params.keys())
         for name in sorted(names):
             found += _changes(name, self.params.get(name), other.params.get(name))
         return found
 
 
-def describe_params(estimator: Params) -> dict[str, Json]:
+def describe_params(estimator: Params, spans_fit: bool = False) -> dict[str, Json]:
     """Describe the Params that affect training, so that the same script describes them equally in every process.
 
-    With several labels, the names of the output columns may decide which output belongs to which label, so they are included.
+    ``spans_fit``: the scheduler is told the length of the fit, so that ``epochs`` affects every step. With several labels, the
+    names of the output columns may decide which output belongs to which label, so they are included.
     """
     names = {entry.name for entry in estimator.params if estimator.isDefined(entry)} - FREE
     if len(estimator.getOrDefault("labelCols") if "labelCols" in names else ()) > 1:
         names |= {"outputCols"} if estimator.isDefined("outputCols") else set()
+    names |= {"epochs"} if spans_fit else set()
     # Records that are older than this Param do not have it.
     names -= {"deterministic"} if not estimator.getOrDefault("deterministic") else set()
     # An estimator saved by an earlier release may also have a batchSize, which is then irrelevant.

@@ -331,8 +331,8 @@ class DistributedDataParallel(nn.Module):
         """Call the module. Raises ``WorkerLostError`` if the world is known to be broken."""
         world = self._world
         if self._sharding is not None:
-            self._sharding.check_forward(self)
-        if world is None or world.size == 1 or self._sharding is not None:
+            return self._sharding.forward(self, args, kwargs)
+        if world is None or world.size == 1:
             return self.module(*args, **kwargs)
         if world.is_broken():
             raise WorkerLostError(f"generation {world.generation} is broken")

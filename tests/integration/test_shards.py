@@ -19,7 +19,7 @@ from other_processes import wait_until
 from torch import nn
 
 import spark_elastic
-from spark_elastic import TrainingFailedError
+from spark_elastic import RanksDifferError, TrainingFailedError
 from spark_elastic.estimator.layout import Input, Layout
 from spark_elastic.estimator.objective import Objective
 from spark_elastic.estimator.plan import DataPlan, StepPlan, TrainingPlan
@@ -259,3 +259,48 @@ def test_a_fit_with_a_divided_optimizer_tells_of_a_loss_that_is_nan_between_two_
     (found,) = (each for each in results if each is not None)
     assert found.not_finite is not None
     assert found.not_finite.startswith(f"epoch 0, step 1: {name} is ")
+
+
+def validate_in_training_mode(what: str) -> None:
+    import spark_elastic as se
+
+    model = se.DistributedDataParallel(nn.Sequential(nn.Linear(2, 1), nn.BatchNorm1d(1)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = se.data.ElasticDataLoader(torch.ones(8, 2), global_batch_size=8, shards=2)
+    state = se.TorchState(model=model, optimizer=optimizer, loader=loader, teacher=nn.BatchNorm1d(1))
+    called = model.module[1] if what == "the module" else state.teacher
+
+    @se.elastic
+    def train(state: Any) -> None:
+        for batch in state.loader:
+            state.optimizer.zero_grad()
+            with torch.no_grad():
+                called(torch.full((2, 1), float(se.rank())))
+            for part in state.model.parts(batch):
+                state.model(part).sum().backward()
+            state.optimizer.step()
+            state.commit()
+
+    train(state)
+
+
+@pytest.mark.parametrize(
+    ("what", "error", "words"),
+    [
+        (
+            "the module",
+            TrainingFailedError,
+            "the models' buffers were not the same on all ranks when the loop .* began",
+        ),
+        (
+            "a teacher",
+            RanksDifferError,
+            r"the buffer state\.teacher\.running_mean has not been the same .* call its eval\(\)",
+        ),
+    ],
+)
+def test_statistics_that_follow_a_ranks_own_rows_end_the_job(
+    run: Any, what: str, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=f"(?s){words}"):
+        run(validate_in_training_mode, what, num_proc=2, min_np=2, max_np=2)

@@ -15,7 +15,7 @@ GPUs, atomic additions on a GPU), which adds up to less than 1e-4 over a million
 with a tolerance of ``TOLERANCE`` times the norm: more than such noise, and less than the difference between ranks that each
 train on their own rows.
 
-Buffers are not compared: running statistics are each rank's own unless the rank's wrapper broadcasts them.
+Buffers are compared only with shards: else running statistics are each rank's own unless the wrapper broadcasts them.
 """
 
 from __future__ import annotations
@@ -44,6 +44,19 @@ SHARE = 0.002
 # often.
 MIXED_SECONDS = 60.0
 TOLERANCE = 1e-3
+
+# How names of buffers begin.
+BUFFER = "the buffer"
+_CAUSES = (
+    "The usual causes: gradients that are not averaged (a model that is called or stepped without se.DistributedDataParallel, a "
+    "step or commit under no_sync()), an optimizer, scheduler or model that trains and is not in the State, weights that one "
+    "rank changes alone (if se.rank() == 0), an optimizer that decides by this rank's loss or random numbers. Objects that are "
+    "meant to differ go into TorchState(local=…)"
+)
+_CAUSES_OF_BUFFERS = (
+    "The usual causes: a model without se.DistributedDataParallel, such as a teacher, or the module inside the wrapper, is "
+    "called while in training mode, so that its running statistics follow this rank's rows: call its eval()"
+)
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -130,6 +143,11 @@ def _sum_of_bits(flat: torch.Tensor) -> torch.Tensor:
 def sum_of_bits(tensor: torch.Tensor) -> int:
     """Return a number that is equal for equal tensors, and that a change of any element changes."""
     return int(_sum_of_bits(_flat(tensor.detach())))
+
+
+def sums_of_bits(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """Return ``sum_of_bits`` of each tensor, waiting once for each device."""
+    return _to_numbers([_sum_of_bits(_flat(tensor.detach())) for tensor in tensors])
 
 
 def digest_of_bits(tensor: torch.Tensor) -> int:
@@ -253,12 +271,9 @@ class Comparison:
             if self._equal_at is not None
             else f"no commit of generation {mine.commit.generation} is known at which it was equal"
         )
+        causes = _CAUSES_OF_BUFFERS if name.startswith(BUFFER) else _CAUSES
         self._verdict = RanksDifferError(
             f"{name} has not been the same on rank {rank} as on rank 0 since commit {mine.commit} at the latest; {before}. "
-            "Ranks that should be equal differ, so training was wrong. The usual causes: gradients that are not averaged "
-            "(a model that is called or stepped without se.DistributedDataParallel, a step or commit under no_sync()), an "
-            "optimizer, scheduler or model that trains and is not in the State, weights that one rank changes alone "
-            "(if se.rank() == 0), an optimizer that decides by this rank's loss or random numbers. Objects that are meant to "
-            "differ go into TorchState(local=…)"
+            f"Ranks that should be equal differ, so training was wrong. {causes}"
         )
         raise self._verdict

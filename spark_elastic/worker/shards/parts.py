@@ -38,7 +38,7 @@ from spark_elastic.worker.shards.workspace import Contribution, Layout, Workspac
 from spark_elastic.worker.world import World
 
 # How many numbers a part can note. The header has room for this many.
-MOST_NOTED = 8
+MOST_NOTED = 32
 # The header has the type of most gradients, with which it travels. Numbers that it cannot hold exactly are sent as two: counts
 # as high and low halves, noted numbers as their rounded value and the remainder.
 _HEADER, _HALF = torch.float32, 2**12
@@ -159,7 +159,7 @@ class Parts:
         if place == 0:
             touched = self._buffers_from - 1 + len(self._sources.averaged)
             counted = 2 * len(self._sources.counters)
-            return torch.empty(touched + counted + 2 + self._cut.shards * 2 * MOST_NOTED, dtype=_HEADER, device="cpu")
+            return torch.empty(touched + counted + 3 + self._cut.shards * 2 * MOST_NOTED, dtype=_HEADER, device="cpu")
         if place >= self._buffers_from:
             return self._sources.averaged[place - self._buffers_from].tensor
         if place >= self._rows_from:
@@ -271,7 +271,14 @@ class Parts:
         sums = self._add(self._workspace.layout, nodes, self._workspace.received)
         numbers, noted = sums[0][: -self._cut.shards * 2 * MOST_NOTED], sums[0][-self._cut.shards * 2 * MOST_NOTED :]
         touched, counted, described = _split(list(map(round, numbers.tolist())), len(self._counts), len(self._counted))
-        if described != [number * self._filled for number in _described(self._names or [])]:
+        *of_names, of_buffers = [number * self._filled for number in self._description]
+        if described[-1] != of_buffers:
+            raise TrainingCodeError(
+                "the models' buffers were not the same on all ranks when the loop over model.parts(batch) began: a model, or "
+                "the module inside its wrapper, was called in training mode outside such a loop (for validation call eval()), "
+                "or a buffer that changes is registered with persistent=False, so that workers that arrive do not get it"
+            )
+        if described[:-1] != of_names:
             raise TrainingCodeError(
                 f"ranks noted different numbers of their parts; this one noted {self._names}. Call parts.note() alike on all "
                 "ranks"
@@ -298,10 +305,19 @@ class Parts:
             near = exact.to(_HEADER)
             noted[shard, : len(numbers), 0] = near
             noted[shard, : len(numbers), 1] = torch.where(near.isfinite(), exact - near, 0.0)
-        described = [number * len(self._notes) for number in _described(self._names or [])]
+        described = [number * len(self._notes) for number in self._description]
         counted = [part for count in self._counted for part in divmod(count, _HALF)]
         counts = torch.tensor([*self._counts, *counted, *described], dtype=_HEADER, device="cpu")
         return torch.cat([counts, noted.view(-1)])
+
+    @functools.cached_property
+    def _description(self) -> tuple[int, int, int]:
+        """Three numbers that are equal on ranks that note the same names and began with the same buffers.
+
+        They are small enough for float32 to add up those of all shards.
+        """
+        names = self._names or []
+        return len(names), _small_digest("\n".join(names)), _small_digest(repr(self._sources.sums_before()))
 
     def _means_of(self, noted: list[list[float]]) -> dict[str, float]:
         """Return the means over rows of the numbers that all parts have noted."""
@@ -351,9 +367,8 @@ def _new(number: int, like: torch.Tensor, length: int) -> torch.Tensor:
     return like.new_empty(length)
 
 
-def _described(names: Sequence[str]) -> tuple[int, int]:
-    """Return two numbers that are equal for the same names, and small enough for float32 to add up those of all shards."""
-    return len(names), zlib.crc32("\n".join(names).encode()) % 2**12
+def _small_digest(text: str) -> int:
+    return zlib.crc32(text.encode()) % 2**12
 
 
 def _split(numbers: list[int], touched: int, counted: int) -> tuple[list[int], list[int], list[int]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -11,6 +11,7 @@ from torch import nn
 from spark_elastic.data.loader import shards_of_loader
 from spark_elastic.errors import SparkElasticError, TrainingCodeError
 from spark_elastic.worker.job import current_job
+from spark_elastic.worker.module_registers import same_values
 from spark_elastic.worker.shards.loops import HOW, loops
 from spark_elastic.worker.shards.parts import Parts
 from spark_elastic.worker.shards.sources import ModuleSources
@@ -45,13 +46,26 @@ class Sharding:
         # Each kind of loop (one for a generator, one for its discriminator) touches parameters of its own.
         return Parts(batch, self._sources, self._workspaces.setdefault(id(model), Workspace()), self._world)
 
-    def check_forward(self, model: DistributedDataParallel) -> None:
-        """Refuse a forward for training outside a loop over parts."""
-        if torch.is_grad_enabled() and model.training and loops.open is None:
+    def forward(self, model: DistributedDataParallel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the module. Outside a loop over parts, refuse what trains it or changes its buffers."""
+        module = model.module
+        if loops.open is not None or not model.training:
+            return module(*args, **kwargs)
+        name = type(module).__name__
+        if torch.is_grad_enabled():
             raise TrainingCodeError(
-                f"the loader was made with shards={self._shards}, and {type(model.module).__name__} is called for training "
-                f"outside a loop over model.parts(batch). {HOW}\nFor validation call model.eval(), or use torch.no_grad()"
+                f"the loader was made with shards={self._shards}, and {name} is called for training outside a loop over "
+                f"model.parts(batch). {HOW}\nFor validation call model.eval()"
             )
+        before = [(place, buffer, buffer.clone()) for place, buffer in module.named_buffers()]
+        outputs = module(*args, **kwargs)
+        for place, buffer, value in before:
+            if not same_values(buffer, value):
+                raise TrainingCodeError(
+                    f"a call of {name} outside a loop over model.parts(batch) has changed its buffer {place}, by this rank's "
+                    "rows: call model.eval() for validation, and model.train() after it"
+                )
+        return outputs
 
 
 def shards_in_use() -> int | None:

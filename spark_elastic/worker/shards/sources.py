@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from spark_elastic.errors import TrainingCodeError
+from spark_elastic.worker.checks.fingerprint import sums_of_bits
 from spark_elastic.worker.module_registers import Registered, registers
 
 
@@ -81,6 +82,10 @@ class Sources:
     def buffers(self) -> list[Buffer]:
         """All buffers."""
         return [*self.averaged, *self.counters, *self.constant]
+
+    def sums_before(self) -> list[int]:
+        """Return a number for each buffer that may change, which tells whether its values before the loop are the same."""
+        return sums_of_bits([buffer.before for buffer in (*self.averaged, *self.counters)])
 
     def appeared(self) -> str:
         """Name a parameter or buffer that a forward has registered since; empty if there is none."""

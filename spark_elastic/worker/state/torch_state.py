@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -14,14 +14,15 @@ import torch
 from spark_elastic.data.loader import Accountable, Countable, RowSource, TakesWorld, has_part, shards_of_loader
 from spark_elastic.data.randomness import seed_all, set_random_states
 from spark_elastic.errors import SparkElasticError
-from spark_elastic.worker.checks.fingerprint import Named
+from spark_elastic.worker.checks.fingerprint import BUFFER, Named
 from spark_elastic.worker.checks.outside_a_job import checked_outside
 from spark_elastic.worker.checks.plain_loaders import PlainLoaders
 from spark_elastic.worker.checks.reachable import find_optimizers
 from spark_elastic.worker.checks.training_code import TrainingChecks
+from spark_elastic.worker.checks.unsupported import why_unsupported
 from spark_elastic.worker.ddp import DistributedDataParallel
 from spark_elastic.worker.job import Job, current_job
-from spark_elastic.worker.module_registers import stepped
+from spark_elastic.worker.module_registers import non_persistent_buffers, stepped
 from spark_elastic.worker.shards.sharding import Sharding
 from spark_elastic.worker.state.generators import Generators
 from spark_elastic.worker.state.keepers import Keeper, keeper_maker
@@ -160,6 +161,8 @@ class TorchState(ObjectState):
                         compared.append((f"{key} of {of}", value))
                     elif key == "step":
                         compared.append((f"{key} of {of}", torch.tensor(float(value))))
+        if shards_of_loader(self._loader_in_use()) is not None:
+            compared += self._kept_buffers()
         return sorted(compared, key=lambda named: named[0])
 
     def _trained_names(self, optimizers: Sequence[torch.optim.Optimizer]) -> dict[int, tuple[str, torch.Tensor]]:
@@ -177,6 +180,15 @@ class TorchState(ObjectState):
             if id(tensor) not in of_this_rank:
                 found.setdefault(id(tensor), (name, tensor))
         return found
+
+    def _kept_buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the buffers that commits keep, with names. With shards, they are equal on all ranks."""
+        for place, value in find_objects(self._values(shared=True)).items():
+            if isinstance(value, torch.nn.Module):
+                left_out = non_persistent_buffers(value)
+                for name, buffer in value.named_buffers():
+                    if name not in left_out and why_unsupported(buffer) is None:
+                        yield f"{BUFFER} state.{place}.{name}", buffer
 
     def _parameter_names(self) -> dict[int, str]:
         """Return the names of the parameters of the State's modules, by the parameters' ids."""

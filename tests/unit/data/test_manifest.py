@@ -132,6 +132,13 @@ def test_lists_of_one_length_are_known_from_the_footers(tmp_path: Path) -> None:
     assert dict(read_manifest(tmp_path).list_lengths) == {"x": 2, "v": None}
 
 
+def test_lists_are_found_in_files_whose_columns_come_in_another_order(tmp_path: Path) -> None:
+    table = pa.table({"x": [[1, 2], [3, 4], [5, 6]], "t": [1, 2, 3], "y": [[1], [2], [3]]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    pq.write_table(table.select(["y", "t", "x"]), tmp_path / "b.parquet")
+    assert dict(read_manifest(tmp_path).list_lengths) == {"x": 2, "y": 1}
+
+
 def test_lists_are_told_apart_whose_names_have_dots(tmp_path: Path) -> None:
     table = pa.table({"a": [[1], [2, 3]], "a.b": [[1, 2], [3, 4]], "s": [{"b": [1]}, {"b": [2]}], "c": [[0.5], [1.5]]})
     pq.write_table(table, tmp_path / "t.parquet")

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +224,22 @@ def test_shares_change_between_two_steps_and_every_row_counts_once(dataset: Path
     assert world.loaders[0].tracker.shares == (), "a new world begins with even shares"
     world.close()
     assert world.counted == collections.Counter((0, row) for row in range(203))
+
+
+@pytest.mark.parametrize("draw", [lambda: np.random.rand(), lambda: torch.rand(1), lambda: random.random()])
+def test_with_shards_a_transform_that_draws_random_numbers_is_refused(dataset: Path, draw: Callable[[], Any]) -> None:
+    """It gets as many rows at a time as its rank reads, so that the same row would get other numbers in another world."""
+
+    def transform(table: pa.Table) -> pa.Table:
+        draw()
+        return table
+
+    def batches(**options: Any) -> int:
+        return len(list(ParquetLoader(dataset, global_batch_size=8, transform=transform, columns=["id"], **options)))
+
+    assert batches() > 0
+    with pytest.raises(DataError, match=r"^transform= draws random numbers, and with shards="):
+        batches(shards=4)
 
 
 def test_what_cannot_be_balanced_is_refused(dataset: Path) -> None:

@@ -39,6 +39,7 @@ from spark_elastic.estimator.planning import (
     settle_batch,
 )
 from spark_elastic.estimator.runs import RunRecord, check_run, describe_params, read_record
+from spark_elastic.estimator.schedules import wants_course
 
 SCHEMA = StructType([StructField("x", DoubleType()), StructField("y", DoubleType())])
 BY_STEPS = {
@@ -177,6 +178,23 @@ def test_a_run_keeps_the_batch_size_with_which_it_began(batch: dict[str, int], m
     assert check_run(store, replace(again, params=describe_params(make(**batch)))) is began
     with pytest.raises(ValueError, match=r"another run .* differs in .*atchSize \(was .*, is "):
         check_run(store, replace(again, params=describe_params(make(globalBatchSize=100))))
+
+
+def test_the_epochs_of_a_scheduler_that_spans_the_fit_belong_to_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its checkpoint brought back the old number of steps, after which it raised in the workers."""
+
+    def run_of(epochs: int) -> RunRecord:
+        estimator = make(**BY_STEPS, epochs=epochs, globalBatchSize=64)
+        return RunRecord("run", "data", describe_params(estimator, wants_course(recipe(estimator).steps)))
+
+    store, began = Store.create("/x"), run_of(2)
+    monkeypatch.setattr(runs, "find_run", lambda *_: began)
+    assert check_run(store, run_of(2)) is began
+    with pytest.raises(ValueError, match=r"another run .* differs in epochs \(was 2, is 4\)"):
+        check_run(store, run_of(4))
+    old = replace(began, params={name: value for name, value in began.params.items() if name != "epochs"})
+    monkeypatch.setattr(runs, "find_run", lambda *_: old)
+    assert check_run(store, run_of(4)) is old
 
 
 def test_another_kind_of_estimator_is_another_run_and_records_without_a_kind_fit_any(

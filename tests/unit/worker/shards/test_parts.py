@@ -253,10 +253,20 @@ def test_after_a_restore_training_goes_on_although_a_loop_had_been_left() -> Non
 
 def test_validation_needs_no_parts() -> None:
     state = training()
-    with torch.no_grad():
-        state.model(torch.ones(2, 4))
     state.model.eval()
     state.model(torch.ones(2, 4))
+
+
+def test_validation_in_training_mode_that_changes_statistics_by_this_ranks_rows_is_refused() -> None:
+    state = training()
+    with (
+        torch.no_grad(),
+        pytest.raises(TrainingCodeError, match=r"has changed its buffer 1\.running_mean, by this rank's rows"),
+    ):
+        state.model(torch.ones(2, 4))
+    state = training(nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5)))
+    with torch.no_grad():
+        state.model(torch.ones(2, 4))  # there is nothing that it could change
 
 
 def test_an_unsharded_loader_has_no_parts() -> None:
@@ -405,9 +415,20 @@ def test_fewer_shards_than_workers_that_may_come_are_refused_before_they_have_co
 
 
 def test_another_number_of_shards_does_not_go_on_from_a_position() -> None:
-    loaders = [se.data.ElasticDataLoader(Rows(40), global_batch_size=8, shards=shards) for shards in (4, 8)]
+    loaders = [se.data.ElasticDataLoader(Rows(40), global_batch_size=8, shards=shards) for shards in (4, 8, None)]
     with pytest.raises(ValueError, match="saved with shards=4, this loader has shards=8"):
         loaders[1].load_state_dict(loaders[0].state_dict())
+    with pytest.raises(ValueError, match="saved with shards=4, this loader has shards=None"):
+        loaders[2].load_state_dict(loaders[0].state_dict())
+
+
+def test_torchs_compiler_makes_a_kernel_for_each_shape_of_a_shard() -> None:
+    """A kernel for all shapes fits the first shape, too: which one a shard got depended on the shards before it."""
+    import torch._dynamo
+
+    torch._dynamo.config.automatic_dynamic_shapes = True
+    se.data.ElasticDataLoader(Rows(40), global_batch_size=8, shards=4)
+    assert not torch._dynamo.config.automatic_dynamic_shapes
 
 
 def test_parts_of_tensors_begin_in_memory_of_their_own() -> None:
