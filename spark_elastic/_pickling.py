@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 # that registration returned refer to these very dicts, and remove hooks from them.
 Hooks = tuple["OrderedDict[int, Callable[..., Any]] | None", "OrderedDict[int, Callable[..., Any]] | None"]
 
+_SPARKS_OWN = {
+    "Accumulator": "to which only Spark's own tasks add: return the number, or give it to state.report",
+    "Broadcast": "which only Spark's own tasks can read: give its value itself, broadcast.value",
+}
+
 
 def dumps(value: object) -> bytes:
     """Pickle a value with cloudpickle, parameters with their hooks. Does not import torch."""
@@ -60,6 +65,7 @@ class _Pickler(cloudpickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, functools._lru_cache_wrapper):
             return self._reduce_cached(obj)
+        _refuse_sparks_own(obj)
         nn = getattr(sys.modules.get("torch"), "nn", None)
         if nn is None or not isinstance(obj, nn.Parameter) or not hooks_of(obj):
             return super().reducer_override(obj)
@@ -77,6 +83,13 @@ class _Pickler(cloudpickle.Pickler):
         # The function is the state, because it may call itself by the name of the cached one.
         parameters = cached.cache_parameters()
         return _make_cached, (parameters["maxsize"], parameters["typed"]), cached.__wrapped__, None, None, _put_function
+
+
+def _refuse_sparks_own(value: object) -> None:
+    """Raise ``TypeError`` for what works in tasks that Spark itself runs, and not in workers."""
+    kind = type(value)
+    if kind.__name__ in _SPARKS_OWN and kind.__module__.startswith("pyspark."):
+        raise TypeError(f"it holds a {kind.__name__} of Spark, {_SPARKS_OWN[kind.__name__]}")
 
 
 class _Called:

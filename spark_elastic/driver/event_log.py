@@ -106,7 +106,7 @@ class EventLog:
             if self._on_event is not None:
                 try:
                     self._on_event(event)
-                except Exception:
+                except BaseException:  # SystemExit, for example, ends no more than this function, either
                     logger.exception("%s raised; it is not called any more", self._reader)
                     self._on_event = None
         self._close_file()

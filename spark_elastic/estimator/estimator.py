@@ -308,8 +308,11 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
         with own_randomness(0):
             outputs = outputs_of(layout.call(copy.deepcopy(recipe.network).eval(), sample), layout)
         shapes = {name: None if sample[name].is_nested else tuple(sample[name].shape[1:]) for name in layout.features}
+        widths = widths_of(outputs)
+        if len(widths) == 1 < len(layout.outputs) and not self.value("outputCols"):
+            layout = replace(layout, outputs=("prediction",))  # the one output answers to all labels
         model = self._make_model(layout)
-        self._copyValues(model).describe(layout=layout, shapes=shapes, widths=widths_of(outputs))
+        self._copyValues(model).describe(layout=layout, shapes=shapes, widths=widths)
         # The estimator's useGpu says where to train; the model's own says where to score.
         model.clear(model.useGpu)
         model._resetUid(self.uid)  # Spark's own models have the uid of their estimator, too

@@ -33,8 +33,9 @@ def allreduce(tensor: torch.Tensor, op: str = "mean") -> torch.Tensor:
     """Reduce ``tensor`` over all ranks and return the result, with the same shape and dtype. The argument is not changed.
 
     All ranks have to call it with equal shapes, dtypes and ``op``; if these differ, it raises ``TrainingCodeError`` on all
-    ranks. The call blocks until all ranks have called it. ``op`` is "mean", "sum", "min" or "max"; a mean of whole numbers
-    raises ``ValueError``. Raises ``WorkerLostError`` when a rank is lost, and ``NotInWorldError`` above the elastic function.
+    ranks. The call blocks until all ranks have called it. ``op`` is "mean", "sum", "min" or "max"; a mean of whole numbers and
+    a sum of bools raise ``ValueError``. A sum of small whole numbers may overflow, as in torch: convert them to int64 first.
+    Raises ``WorkerLostError`` when a rank is lost, and ``NotInWorldError`` above the elastic function.
     """
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"tensor must be a torch.Tensor, not {type(tensor).__name__}")
@@ -42,6 +43,10 @@ def allreduce(tensor: torch.Tensor, op: str = "mean") -> torch.Tensor:
         raise ValueError(f"op must be one of {', '.join(_OPERATIONS)}, not {op!r}")
     if op == "mean" and not (tensor.is_floating_point() or tensor.is_complex()):
         raise ValueError(f"the mean of {tensor.dtype} is not a whole number; convert the tensor, or use op='sum'")
+    if op == "sum" and tensor.dtype is torch.bool:
+        raise ValueError(
+            "the sum of bools is a number, which no bool can hold; convert the tensor to int64, or use op='max'"
+        )
     world = current_world()
     reductions.note(tensor.numel())
     if world is None or world.size == 1:

@@ -15,7 +15,7 @@ from spark_elastic.worker import faults
 from spark_elastic.worker.children import ending_children
 from spark_elastic.worker.job import Job, current_job
 from spark_elastic.worker.state.base import State
-from spark_elastic.worker.state.commits import entered_without_job
+from spark_elastic.worker.state.entered import entered_without_job
 from spark_elastic.worker.tracebacks import text_of
 
 logger = logging.getLogger("spark_elastic")

@@ -11,7 +11,12 @@ import torch
 
 
 def registers(module: torch.nn.Module) -> tuple[dict[str, Any], ...]:
-    """Return the dicts in which a module keeps its own submodules, parameters and buffers."""
+    """Return the dicts in which a module keeps its own submodules, parameters and buffers.
+
+    TorchScript's modules have none that are dicts, and nothing can be registered with them.
+    """
+    if isinstance(module, torch.jit.ScriptModule):
+        return ()
     return module._modules, module._parameters, module._buffers
 
 

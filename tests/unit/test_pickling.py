@@ -133,3 +133,21 @@ def test_functions_with_a_cache_travel_with_the_script_that_defines_them() -> No
     assert use(30) == (832040, 7, 60, r"a\.b")
     assert use.__globals__["fibonacci"].cache_info().currsize == 7
     assert use.__globals__["fibonacci"].__name__ == "fibonacci"
+
+
+@pytest.mark.parametrize(
+    ("kind", "module", "words"),
+    [
+        (
+            "Broadcast",
+            "pyspark.core.broadcast",
+            r"only Spark's own tasks can read: give its value itself, broadcast\.value",
+        ),
+        ("Accumulator", "pyspark.accumulators", "only Spark's own tasks add: return the number"),
+    ],
+)
+def test_what_works_in_sparks_own_tasks_only_is_refused(kind: str, module: str, words: str) -> None:
+    """An accumulator was pickled, and what workers added to it was lost without a word."""
+    value = object.__new__(getattr(pytest.importorskip(module), kind))
+    with pytest.raises(TypeError, match=words):
+        dumps({"mine": [value]})

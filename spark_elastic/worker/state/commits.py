@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from spark_elastic.checkpoint.parts import file_of
@@ -27,6 +26,7 @@ from spark_elastic.worker.checks.plain_values import PlainValues
 from spark_elastic.worker.checks.same_inputs import same_inputs
 from spark_elastic.worker.job import Job, current_job, present_world
 from spark_elastic.worker.shards.loops import loops
+from spark_elastic.worker.state.entered import ONE_STATE, check_is_entered
 from spark_elastic.worker.state.exchanged import Exchanged
 from spark_elastic.worker.state.pace import Pace
 from spark_elastic.worker.state.part_meeting import StoreMeeting
@@ -41,9 +41,7 @@ if TYPE_CHECKING:
 # The commits of a generation up to this index are waited for immediately, because they show the driver that the world makes
 # progress.
 FIRST_COMMIT = 1
-_ONE_STATE = "only the state that was given to the elastic function can commit; put everything into that one"
-# The state of the elastic function that is running outside a job.
-_entered: ContextVar[State | None] = ContextVar("spark_elastic_entered", default=None)
+_INTERRUPT = "workers arrive or leave"
 
 
 class Commits:
@@ -68,7 +66,10 @@ class Commits:
         self.is_entered = False
         self._is_recording = False
         self._is_settled = True
+        # Whether the last control collective has said that the world changes. It stays so if user code swallows the interrupt.
         self._is_interrupted = False
+        # Whether the commit that begins the generation has been made.
+        self._is_sealed = False
         self._comparison: Comparison | None = None
         self._plain = PlainValues()
         self._pace: Pace | None = None
@@ -90,14 +91,16 @@ class Commits:
         job, world = current_job(), present_world()
         if job is None or world is None:
             _check_step(state)
-            _check_is_entered(state)
+            check_is_entered(state)
             self.record(state.save)
             return
         _check_is_the_jobs(state, job)
+        self._check_is_sealed("commit()")
         where = {"rank": world.rank, "step": self.steps + 1, "generation": world.generation}
         faults.reached(Point.COMMIT, **where)
         if world.is_broken() and self.can_restore():
             raise WorkerLostError(f"generation {world.generation} is broken")
+        self._interrupt_again()
         _check_step(state)  # code that swallowed the loss of a worker has not made this step
         has_met = self._has_met(world)
         self.record(state.save, has_met)
@@ -253,7 +256,20 @@ class Commits:
     def _interrupt(self) -> NoReturn:
         if self.keeper is not None:
             self.keeper.keep_live()
-        raise HostsUpdatedInterrupt("workers arrive or leave")
+        raise HostsUpdatedInterrupt(_INTERRUPT)
+
+    def _interrupt_again(self) -> None:
+        """Raise an interrupt again that user code has swallowed. Whatever that code has done since belongs to no commit."""
+        if self._is_interrupted and self.can_restore():
+            raise HostsUpdatedInterrupt(_INTERRUPT)
+
+    def _check_is_sealed(self, what: str) -> None:
+        """Refuse a commit ahead of the one that seals the generation."""
+        if not self._is_sealed:
+            raise TrainingCodeError(
+                f"{what} was called in on_reset or in a reset callback: leave it out there. Newcomers have no commit yet, and "
+                "the state is committed when all callbacks have returned"
+            )
 
     def _has_met(self, world: World) -> bool:
         """Whether a reduction over all ranks has preceded this commit. Waits for its end, which the step usually has done."""
@@ -270,7 +286,7 @@ class Commits:
         assert self._pace is not None
         self._read(state, world)
         self._pace.count()
-        if self._is_interrupted:  # the value stays True even if user code swallows the interrupt
+        if self._is_interrupted:
             return True
         commit = CommitId(world.generation, self.index)
         compares = is_commit and self._comparison.wants(commit)
@@ -351,11 +367,13 @@ class Commits:
         loops.refuse("check_host_updates() came")
         job, world = current_job(), present_world()
         if job is None or world is None:
-            _check_is_entered(state)
+            check_is_entered(state)
             return
         _check_is_the_jobs(state, job)
+        self._check_is_sealed("check_host_updates()")
         if world.is_broken():
             raise WorkerLostError(f"generation {world.generation} is broken")
+        self._interrupt_again()
         has_met = world.has_met()
         if self._exchange(state, job, world, has_met, is_commit=False):
             self.record(state.save, has_met)
@@ -386,7 +404,7 @@ class Commits:
 
     def enter(self, state: State, job: Job, world: World) -> None:
         """Begin a generation, whose commits are made by this state."""
-        self._is_interrupted = self._writes_part = self._has_asked = False
+        self._is_interrupted = self._writes_part = self._has_asked = self._is_sealed = False
         self._parts = 0
         self._scores = Scores()
         job.state = state
@@ -409,6 +427,7 @@ class Commits:
             self.keeper.keep_live()
             world.meet()
             self.keeper.release_live()
+        self._is_sealed = True
         if job.checkpoints is not None:
             self._score_again(state, job.checkpoints, world)
         job.reporter.entered(self.steps, _progress_of(state, world), world.size)
@@ -455,23 +474,7 @@ def _check_is_the_jobs(state: State, job: Job) -> None:
             "of rank 0 where there is none"
         )
     if job.state is not state:
-        raise SparkElasticError(_ONE_STATE)
-
-
-def _check_is_entered(state: State) -> None:
-    entered = _entered.get()
-    if entered is not None and entered is not state:
-        raise SparkElasticError(_ONE_STATE)
-
-
-@contextmanager
-def entered_without_job(state: State) -> Iterator[None]:
-    """Keep other states from committing while an elastic function runs outside a job, as a job does."""
-    token = _entered.set(state)
-    try:
-        yield
-    finally:
-        _entered.reset(token)
+        raise SparkElasticError(ONE_STATE)
 
 
 def _progress_of(state: State, world: World) -> Callable[[int], Progress] | None:

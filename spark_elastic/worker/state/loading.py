@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -28,17 +29,88 @@ _HEAP_TYPE = 1 << 9
 _COPYING = {"__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__deepcopy__"}
 
 
+class Refills:
+    """Which present objects take in the content of which kept ones, in one load, so that references to them stay valid.
+
+    An object that has been put in two places since the commit can become only one of the two. Kept objects refer to each other,
+    and to themselves: once they have been paired, what they refer to is the present objects, too.
+    """
+
+    def __init__(self) -> None:
+        # By the ids of kept objects, what takes their place; also the memo of copies.
+        self._places: dict[int, Any] = {}
+        # The ids of present objects that belong to a kept one, and of those that have taken its content in.
+        self._paired: set[int] = set()
+        self._filled: set[int] = set()
+
+    def pair(self, present: Any, kept: Any) -> None:
+        """Note which of the objects in a present tree belong to those in a kept one."""
+        kind = type(kept)
+        if kind in PLAIN or isinstance(kept, (StateDict, KeptPart, torch.Tensor)):
+            return
+        if kind in (dict, OrderedDict):
+            named = present if isinstance(present, dict) else {}
+            for key, value in kept.items():
+                self.pair(named.get(key), value)
+        elif kind in (list, tuple):
+            beside = present if isinstance(present, (list, tuple)) else ()
+            for place, value in enumerate(kept):
+                self.pair(beside[place] if place < len(beside) else None, value)
+        elif id(kept) not in self._places and id(present) not in self._paired and _can_be_refilled(present, kept):
+            self._places[id(kept)] = present
+            self._paired.add(id(present))
+
+    def take(self, kept: Any) -> object:
+        """Return what takes the place of a kept object, with its content."""
+        present = self._places.get(id(kept))
+        if present is None or id(present) not in self._paired:
+            return copy.deepcopy(kept, self._places)
+        if id(present) not in self._filled:
+            self._filled.add(id(present))
+            if isinstance(kept, numpy.ndarray):
+                present[...] = kept
+            elif type(kept) in _CONTAINERS:
+                del self._places[id(kept)]  # the copy of its entries is wanted, and not what takes its place
+                entries = copy.deepcopy(kept, self._places)
+                self._places[id(kept)] = present
+                _fill(present, entries)
+            else:
+                _fill(vars(present), copy.deepcopy(vars(kept), self._places))
+        return present
+
+    def is_filled(self, present: object) -> bool:
+        """Whether an object, a container or a tensor has taken in what was kept."""
+        return id(present) in self._filled
+
+    def fill(self, present: Any, loaded: Any) -> object:
+        """Return loaded entries, in the present container if that is of the same kind."""
+        if id(present) in self._filled or not _can_be_refilled(present, loaded):
+            return loaded
+        self._filled.add(id(present))
+        _fill(present, loaded)
+        return present
+
+    def fill_tensor(self, present: torch.Tensor, kept: torch.Tensor) -> None:
+        """Copy a kept tensor into a present one."""
+        self._filled.add(id(present))
+        with torch.no_grad():
+            present.copy_(kept)
+        present.grad = None
+
+
 def load_tree(
-    present: Any, kept: Any, live: Iterator[object] | None, name: str, refilled: dict[int, object] | None = None
+    present: Any, kept: Any, live: Iterator[object] | None, name: str, refills: Refills | None = None
 ) -> object:
     """Set the present value to the kept one and return it: the same object if possible, else a copy.
 
     ``live`` yields the objects from which the ``StateDict``s were taken, in order, wherever they are by now; without it they
     are looked up where they were. ``name`` names the place. Containers, arrays and objects of plain Python classes are
-    refilled, so that references in user code stay valid. ``refilled`` collects the refilled objects of this load, by id,
-    because an object that has been put in two places since the commit can become only one of the two.
+    refilled, so that references in user code stay valid. ``refills``: of a load to which this tree belongs with others, all of
+    which have been paired.
     """
-    refilled = {} if refilled is None else refilled
+    if refills is None:
+        refills = Refills()
+        refills.pair(present, kept)
     if isinstance(kept, (StateDict, KeptPart)):
         target = present if live is None else next(live)
         if not has_state_dict(target):
@@ -53,40 +125,32 @@ def load_tree(
                 _reshape(target, kept.content)
             load_state_dict(target, kept.content)
         return target
-    if fits(present, kept) and id(present) not in refilled:
-        refilled[id(present)] = present
-        with torch.no_grad():
-            present.copy_(kept)
-        present.grad = None
+    if isinstance(kept, torch.Tensor):
+        if not fits(present, kept) or refills.is_filled(present):
+            return kept.clone()
+        refills.fill_tensor(present, kept)
         return present
     kind = type(kept)
+    if kind in PLAIN:
+        return kept
     if kind in (dict, OrderedDict):
         named = present if isinstance(present, dict) else {}
         loaded = {
-            key: load_tree(named.get(key), value, live, f"{name}[{key!r}]", refilled) for key, value in kept.items()
+            key: load_tree(named.get(key), value, live, f"{name}[{key!r}]", refills) for key, value in kept.items()
         }
-        return _refill(present, loaded, refilled) if kind is dict else _with_metadata(OrderedDict(loaded), kept)
+        return refills.fill(present, loaded) if kind is dict else _with_metadata(OrderedDict(loaded), kept)
     if kind in (list, tuple):
         beside = [*(present if isinstance(present, (list, tuple)) else ()), *([None] * len(kept))]
         entries = kind(
-            load_tree(beside[place], value, live, f"{name}[{place}]", refilled) for place, value in enumerate(kept)
+            load_tree(beside[place], value, live, f"{name}[{place}]", refills) for place, value in enumerate(kept)
         )
-        return _refill(present, entries, refilled)
-    return _refill(present, cloned(kept), refilled)
+        return refills.fill(present, entries)
+    return refills.take(kept)
 
 
-def _refill(present: Any, loaded: Any, refilled: dict[int, object]) -> object:
-    """Return the loaded value, in the present object if that is of the same kind: user code may refer to that object."""
-    if id(present) in refilled or not _can_be_refilled(present, loaded):
-        return loaded
-    refilled[id(present)] = present
-    if isinstance(loaded, numpy.ndarray):
-        present[...] = loaded
-        return present
-    content, inside = (present, loaded) if type(loaded) in _CONTAINERS else (vars(present), vars(loaded))
+def _fill(content: Any, inside: Any) -> None:
     content.clear()
     (content.extend if isinstance(content, (list, deque)) else content.update)(inside)
-    return present
 
 
 def _can_be_refilled(present: object, loaded: object) -> bool:

@@ -23,7 +23,7 @@ from spark_elastic.worker.job import Job, current_job, present_world
 from spark_elastic.worker.state.base import State
 from spark_elastic.worker.state.commits import Commits
 from spark_elastic.worker.state.keepers import Keeper, OnDevice, dividing_keeper
-from spark_elastic.worker.state.loading import load_tree
+from spark_elastic.worker.state.loading import Refills, load_tree
 from spark_elastic.worker.state.repair import hand_out
 from spark_elastic.worker.state.snapshot import CannotCopyError, Snapshot, Stateful, find_objects
 from spark_elastic.worker.state.structure import Structure, follow, structure_of, tell
@@ -382,6 +382,8 @@ class ObjectState(State):
 
     def _load(self, values: Mapping[str, object], objects: Sequence[Stateful] | None = None) -> None:
         live = None if objects is None else iter(objects)
-        refilled: dict[int, object] = {}
+        refills = Refills()
         for name, value in values.items():
-            setattr(self, name, load_tree(getattr(self, name, None), value, live, f"state.{name}", refilled))
+            refills.pair(getattr(self, name, None), value)
+        for name, value in values.items():
+            setattr(self, name, load_tree(getattr(self, name, None), value, live, f"state.{name}", refills))

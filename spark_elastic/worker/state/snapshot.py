@@ -8,6 +8,7 @@ commit on, and each flat tensor travels to a newcomer in one piece.
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import operator
 from abc import ABC, abstractmethod
@@ -19,6 +20,7 @@ from typing import Any, Protocol, TypeGuard, TypeVar
 import torch
 
 from spark_elastic.checkpoint.skeleton import PLAIN, Leaf, StateDict, TensorSpec, is_plain, map_tree
+from spark_elastic.data.loader import PositionedLoader
 from spark_elastic.worker.checks.unsupported import check_supported, why_unsupported
 from spark_elastic.worker.state.pending_copy import PendingCopy, pending_copy
 from spark_elastic.worker.state.switches import note_switches
@@ -93,8 +95,9 @@ class CannotCopyError(TypeError):
 
 
 def has_state_dict(value: object) -> TypeGuard[Stateful]:
-    """Whether an object is saved and restored through a state dict."""
-    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
+    """Whether an object is saved and restored through a state dict. A class has the methods, and no state."""
+    methods = (getattr(value, name, None) for name in ("state_dict", "load_state_dict"))
+    return not isinstance(value, type) and all(map(callable, methods))
 
 
 def find_objects(tree: Mapping[str, object]) -> dict[str, Stateful]:
@@ -148,6 +151,8 @@ def flatten(tree: object, found: Found, keep: Keep = as_state_dict, remembered: 
     Raises ``CannotCopyError``, which is a ``TypeError``, for an object that cannot be copied.
     """
     holders: list[tuple[object, set[int]]] = []
+    # The copies of objects, by the ids of the originals: what two objects share, their copies share.
+    copies: dict[int, object] = {}
     # The object with a state dict whose parts are being taken.
     owner: Stateful | None = None
 
@@ -159,7 +164,7 @@ def flatten(tree: object, found: Found, keep: Keep = as_state_dict, remembered: 
                 found.constants.append(len(found.tensors))
             found.tensors.append(value.detach() if value.requires_grad else value)
             return Leaf(len(found.tensors) - 1)
-        return value if type(value) in PLAIN else _deep_copy(value, holders, owner)
+        return value if type(value) in PLAIN else _deep_copy(value, copies, holders, owner)
 
     def take_or_keep(value: object) -> object:
         nonlocal owner
@@ -184,26 +189,32 @@ def flatten(tree: object, found: Found, keep: Keep = as_state_dict, remembered: 
     return skeleton
 
 
-def _deep_copy(value: object, holders: list[tuple[object, set[int]]], owner: Stateful | None) -> object:
+def _deep_copy(
+    value: object, copies: dict[int, object], holders: list[tuple[object, set[int]]], owner: Stateful | None
+) -> object:
     """Copy an object that has no state dict. If it holds parameters, add it to ``holders``, with their ids.
 
-    An object that holds an optimizer is refused: training would continue with the original rather than the copy.
+    An object that holds an optimizer or a loader is refused: training would continue with the original rather than the copy.
     """
-    seen: dict[int, object] = {}
+    known = len(copies)
     try:
-        copied = copy.deepcopy(value, seen)
+        copied = copy.deepcopy(value, copies)
     except (MemoryError, torch.cuda.OutOfMemoryError):
         raise
     except Exception as error:
         raise CannotCopyError(value, owner, error) from error
-    held = next((entry for entry in seen.values() if isinstance(entry, torch.optim.Optimizer)), None)
+    copied_now = dict(itertools.islice(copies.items(), known, None))
+    held = next(
+        (entry for entry in copied_now.values() if isinstance(entry, (torch.optim.Optimizer, PositionedLoader))), None
+    )
     if held is not None:
+        what = "loader" if isinstance(held, PositionedLoader) else "optimizer"
         raise TypeError(
-            f"a {type(value).__name__} in the State holds a {type(held).__name__} and would be copied by value, and the "
-            "optimizer with it; give the optimizer itself to the State (lists, tuples and plain dicts may hold it), or give "
-            f"{type(value).__name__} the methods state_dict and load_state_dict"
+            f"a {type(value).__name__} in the State holds a {type(held).__name__} and would be copied by value, and the {what} "
+            f"with it; give the {what} itself to the State (lists, tuples and plain dicts may hold it), and give "
+            f"{type(value).__name__} the methods state_dict and load_state_dict, which leave it out, or keep it out of the State"
         )
-    parameters = {number for number, entry in seen.items() if isinstance(entry, torch.nn.Parameter)}
+    parameters = {number for number, entry in copied_now.items() if isinstance(entry, torch.nn.Parameter)}
     if parameters:
         holders.append((value, parameters))
     return copied
@@ -226,11 +237,12 @@ def _check_holders(holders: Sequence[tuple[object, set[int]]], objects: Sequence
 
 def unflatten(skeleton: object, tensors: list[torch.Tensor]) -> object:
     """Rebuild the tree with each ``Leaf`` replaced by its tensor, which is the snapshot's own. Everything else is copied."""
+    copies: dict[int, object] = {}
 
     def give(value: object) -> object:
         if type(value) is Leaf:
             return tensors[value.index]
-        return value if type(value) in PLAIN else copy.deepcopy(value)
+        return value if type(value) in PLAIN else copy.deepcopy(value, copies)
 
     return map_tree(give, skeleton)
 

@@ -96,6 +96,10 @@ class TorchState(ObjectState):
         """
         self._keeper_class, self._redundancy = self._keeper_maker(commit, redundancy), redundancy
         self._generators = Generators()
+        given = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": loader}
+        for name, value in given.items():
+            if isinstance(value, type):
+                raise TypeError(f"{name} must be an object, not the class {value.__name__}: write {value.__name__}(…)")
         if model is not None and not isinstance(model, torch.nn.Module):
             raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
         for name, value in (("optimizer", optimizer), ("scheduler", scheduler)):
@@ -108,7 +112,6 @@ class TorchState(ObjectState):
                 f"loader must have a position, as those of spark_elastic.data do; {type(loader).__name__} has none. For streams "
                 "torchdata's StatefulDataLoader has one"
             )
-        given = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": loader}
         super().__init__(local=local, **{name: value for name, value in given.items() if value is not None}, **objects)
         if redundancy != 1 and not self._keeper.is_joint and not find_divisible(self._values(shared=True)):
             raise ValueError(

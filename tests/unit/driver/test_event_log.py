@@ -35,12 +35,13 @@ def test_an_event_log_is_appended_to(tmp_path: Path) -> None:
     assert len((tmp_path / "log").read_text().splitlines()) == 2
 
 
-def test_a_callable_that_raises_is_called_no_more(tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [ValueError, SystemExit])
+def test_a_callable_that_raises_is_called_no_more(tmp_path: Path, error: type[BaseException]) -> None:
     calls: list[Any] = []
 
     def on_event(event: dict[str, Any]) -> None:
         calls.append(event)
-        raise ValueError("mine")
+        raise error("mine")
 
     with EventLog(str(tmp_path / "log"), on_event) as log:
         log.record(ONE)

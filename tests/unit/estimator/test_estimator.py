@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from spark_elastic.estimator.estimator import _printer
+from spark_elastic.estimator.estimator import TorchEstimator, _printer
+from spark_elastic.estimator.planning import plan_recipe
 from spark_elastic.protocol.event_format import as_event
 from spark_elastic.protocol.records import Entry, JobFailed, WorldSized
 
@@ -20,3 +22,19 @@ def test_a_fit_prints_its_epochs_and_a_loss_that_is_reported_within_one(capsys: 
     assert third.startswith(
         "fit-1: 1 of 2 workers train from here on, because more are not faster: 2 trained 1,900 rows/s"
     )
+
+
+@pytest.mark.parametrize(("width", "outputs"), [(2, ["prediction"]), (None, ["a_prediction", "b_prediction"])])
+def test_output_columns_are_by_default_one_for_each_output(width: int | None, outputs: list[str]) -> None:
+    """One output that answers to two labels got two names, and the fit ended with an error about names that nobody gave."""
+
+    class Two(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
+            return super().forward(x).unbind(1)  # type: ignore[return-value]
+
+    net = Two(2, 2) if width is None else torch.nn.Linear(2, width)
+    estimator = TorchEstimator(model=net, loss=torch.nn.MSELoss(), featureCols=["x"], labelCols=["a", "b"])
+    recipe = plan_recipe(estimator, estimator._layout_of_names(), None)
+    model = estimator._untrained(recipe, {"x": torch.ones(3, 2), "a": torch.ones(3), "b": torch.ones(3)})
+    assert model.value("outputCols") == outputs
+    model._check({})

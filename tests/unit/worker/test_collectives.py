@@ -45,6 +45,13 @@ def test_the_mean_of_whole_numbers_is_refused(size: int) -> None:
         collectives.allreduce(torch.tensor([1, 2]))
 
 
+def test_the_sum_of_bools_is_refused(size: int) -> None:
+    """Two ranks of which both say True are not one."""
+    with pytest.raises(ValueError, match="convert the tensor to int64"):
+        collectives.allreduce(torch.tensor([True]), "sum")
+    assert collectives.allreduce(torch.tensor([True, False]), "max").tolist() == [True, False]
+
+
 # What rank 0 and rank 1 call, and what the error tells of it.
 UNLIKE = {
     "another op": (

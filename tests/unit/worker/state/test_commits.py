@@ -295,3 +295,33 @@ def test_a_second_state_cannot_commit_in_a_job() -> None:
         stage.begin(ObjectState(epoch=0))
         with pytest.raises(SparkElasticError, match="only the state that was given to the elastic function can commit"):
             ObjectState(other=1).commit()
+
+
+def test_what_code_did_after_it_had_swallowed_an_interrupt_belongs_to_no_commit() -> None:
+    """An epoch's loop in a try block: the next commit kept the skipped rest of the epoch as if it had been trained."""
+    with on_stage() as stage:
+        state = ObjectState(epoch=0)
+        stage.begin(state)
+        stage.control.is_interrupted = True
+        state.commit()
+        with pytest.raises(HostsUpdatedInterrupt):
+            state.commit()
+        state.epoch = 1
+        for again in (state.commit, state.check_host_updates):
+            with pytest.raises(HostsUpdatedInterrupt):
+                again()
+        state.restore()
+        assert (state.epoch, stage.control.commit) == (0, CommitId(1, 2))
+
+
+@pytest.mark.parametrize("call", ["commit", "check_host_updates"])
+def test_a_commit_in_a_reset_callback_is_refused(call: str) -> None:
+    """Only survivors could have made it: every newcomer died of it, with an assertion of this package."""
+    with on_stage() as stage:
+        state = ObjectState()
+        stage.begin(state)
+        state.register_reset_callbacks([lambda old, new: getattr(state, call)()])
+        with pytest.raises(
+            TrainingCodeError, match=rf"^{call}\(\) was called in on_reset or in a reset callback: leave it out"
+        ):
+            stage.begin(state, others=[CommitId(1, 0)])

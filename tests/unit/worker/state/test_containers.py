@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import copy
 import enum
+import pickle
 import random
 from collections import Counter, deque
 from typing import Any
 
+import cloudpickle
 import numpy
 import pytest
 import torch
 from worker_stage import on_stage
 
 from spark_elastic.checkpoint.skeleton import StateDict
+from spark_elastic.data import ElasticDataLoader
 from spark_elastic.errors import SparkElasticError
 from spark_elastic.protocol.messages import CommitId
+from spark_elastic.worker.state.snapshot import Found, flatten
 from spark_elastic.worker.state.torch_state import TorchState
 
 
@@ -152,6 +156,60 @@ def test_an_optimizer_in_an_object_that_would_be_copied_by_value_is_refused() ->
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
     with pytest.raises(TypeError, match="a Holder in the State holds a SGD"):
         TorchState(holder=Holder(optimizer)).commit()
+
+
+class Progress:
+    def __init__(self, loader: object) -> None:
+        self.loader = loader
+
+
+def test_a_loader_in_an_object_that_would_be_copied_by_value_is_refused() -> None:
+    """On all ranks but the first, and after a reset, it would have been a copy that no training moves on."""
+    loader = ElasticDataLoader(list(range(8)), global_batch_size=4)
+    with pytest.raises(TypeError, match=r"a Progress in the State holds a ElasticDataLoader .* give the loader itself"):
+        TorchState(progress=Progress(loader), loader=loader).commit()
+
+
+class Trainer:
+    """An object that knows itself by its part, and by a method of its own."""
+
+    def __init__(self) -> None:
+        self.step = 0
+        self.child = Progress(self)
+        self.rate = self.present
+
+    def present(self) -> int:
+        return self.step
+
+
+@pytest.mark.parametrize("arrives", [False, True], ids=["after a restore", "on a newcomer"])
+def test_objects_that_refer_to_each_other_and_to_themselves_stay_together(arrives: bool) -> None:
+    """References led to the copy in the commit: on newcomers from the first step on, and on all ranks after a reset."""
+    trainer, donors = Trainer(), Trainer()
+    warmup = Progress(trainer)
+    with on_stage() as stage:
+        state = TorchState(warmup=warmup, trainer=trainer, both={"first": warmup, "rest": [trainer]})
+        if arrives:
+            donors.step = 3
+            objects = {"warmup": Progress(donors), "trainer": donors}
+            objects["both"] = {"first": objects["warmup"], "rest": [donors]}
+            found = Found()
+            stage.arriving = {
+                "steps": 4,
+                "size": 1,
+                "objects": pickle.loads(cloudpickle.dumps(flatten(objects, found))),
+            }
+            stage.begin(state, rank=1, others=[CommitId(3, 4)])
+        else:
+            trainer.step = 3
+            stage.begin(state)
+            trainer.step = 4
+            trainer.child = warmup
+            state.restore()
+    assert state.trainer is trainer is warmup.loader is trainer.child.loader is state.both["rest"][0]
+    assert state.warmup is warmup is state.both["first"] is not trainer.child
+    trainer.step += 1
+    assert trainer.rate() == trainer.step == 4
 
 
 class Clipper:

@@ -261,3 +261,30 @@ def test_nothing_is_said_of_a_loader_of_ours_nor_of_one_that_each_rank_keeps_for
     TorchState(loader=ElasticDataLoader([1, 2], 1))
     TorchState(loader=Stream(), local="loader")
     TorchState(local={"loader": Stream()})
+
+
+@pytest.mark.parametrize("name", ["model", "optimizer", "scheduler", "loader"])
+def test_a_class_in_place_of_an_object_is_refused(name: str) -> None:
+    kind = {"model": torch.nn.Linear, "loader": ElasticDataLoader}.get(name, torch.optim.SGD)
+    with pytest.raises(
+        TypeError, match=rf"{name} must be an object, not the class {kind.__name__}: write {kind.__name__}\("
+    ):
+        TorchState(**{name: kind})
+
+
+def test_modules_of_torchscript_are_kept() -> None:
+    """Their registers of parts have keys, and cannot be iterated over."""
+    net = torch.jit.trace(torch.nn.Linear(2, 1), torch.ones(1, 2))  # type: ignore[no-untyped-call]
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    state = TorchState(model=net, optimizer=optimizer)
+    kept = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        net(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        kept.append(net.weight.detach().clone())
+        state.commit()
+    with torch.no_grad():
+        net.weight.zero_()
+    state.restore()
+    assert torch.equal(net.weight, kept[-1])
