@@ -101,13 +101,19 @@ class CheckpointDirectory:
         self._files = self._location.filesystem
 
     def list(self) -> Listing:
-        """List the checkpoints and claims in the directory. A directory that does not exist counts as empty."""
+        """List the checkpoints and claims in the directory. A directory that does not exist counts as empty.
+
+        Raises ``CheckpointError`` for a file.
+        """
         from pyarrow.fs import FileType
 
         from spark_elastic.data.filesystem import list_below
 
         root = self._location.root.strip("/")
-        entries = list_below(self._files, self._location.root, recursive=True)
+        try:
+            entries = list_below(self._files, self._location.root, recursive=True)
+        except NotADirectoryError as error:
+            raise CheckpointError(f"{self.url} is a file, and checkpoints are in a folder") from error
         paths = (_path_of(entry).strip("/") for entry in entries if entry.type == FileType.File)
         return read_listing(path.removeprefix(root).strip("/") for path in paths)
 

@@ -288,14 +288,14 @@ def _or_error(frame: DataFrame, name: str, value: Column, shape: tuple[int, ...]
     """
     numbered = [field.name for field in frame.schema if not is_list(field.dataType)]
     others = [name for name in numbered if frame.columns.count(name) == 1][:SHOWN]
-    row = f.to_json(f.struct(*map(column, others))) if others else f.lit("{}")
-    message = f.concat(f.lit(f"column {name!r} is null in the row "), row, f.lit("; fill such values or drop the rows"))
+    row = f.concat(f.lit("the row "), f.to_json(f.struct(*map(column, others)))) if others else f.lit("a row")
+    message = f.concat(f.lit(f"column {name!r} is null in "), row, f.lit("; fill such values or drop the rows"))
     checked = f.when(column(name).isNull(), f.raise_error(message))
     if shape is not None:
         width = math.prod(shape)
         length = f.size(value).cast("string")
         message = f.concat(
-            f.lit(f"column {name!r} has "), length, f.lit(f" values, where the model takes {width}, in the row "), row
+            f.lit(f"column {name!r} has "), length, f.lit(f" values, where the model takes {width}, in "), row
         )
         checked = checked.when(f.size(value) != width, f.raise_error(message))
     return checked.otherwise(value)

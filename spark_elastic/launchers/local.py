@@ -32,6 +32,8 @@ END_SECONDS = 20.0
 KILL_SECONDS = 5.0
 # All slots share one environment, so a slot that has failed this often in a row, before any has registered, will fail again.
 HOPELESS_FAILURES = 3
+# A slot costs some bytes even if no process ever starts in it.
+MOST_SLOTS = 100_000
 
 
 class LocalLauncher:
@@ -75,6 +77,8 @@ class LocalLauncher:
     def sizes(self, num_proc: int | None, min_np: int | None, max_np: int | None) -> tuple[int, int, int]:
         """Fill in sizes that are None from the existing slots. Return ``min_np``, ``num_proc`` and ``max_np``."""
         low, start, high = fill_sizes(self._present(), num_proc, min_np, max_np)
+        if high > MOST_SLOTS:
+            raise ValueError(f"max_np={high} processes are more than a machine can have; give at most {MOST_SLOTS}")
         if self._gpus and high > len(self._gpus):
             raise ValueError(
                 f"max_np={high} is more than the {len(self._gpus)} GPUs of this machine, of which each worker has one: lower it, "

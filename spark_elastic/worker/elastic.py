@@ -51,6 +51,8 @@ def elastic(function: Callable[..., T]) -> Callable[..., T]:
     def call(state: State, *args: object, **kwargs: object) -> T:
         if not isinstance(state, State):
             raise TypeError(f"the first argument of an elastic function is a State, not {type(state).__name__}")
+        if "_commits" not in vars(state):
+            raise TypeError(f"{type(state).__name__}.__init__ has to call super().__init__()")
         job = current_job()
         if job is None:
             state._begin(None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 
 import numpy
@@ -15,15 +15,18 @@ from spark_elastic.errors import TrainingCodeError
 from spark_elastic.worker.checks.reachable import LENGTH
 from spark_elastic.worker.checks.unsupported import why_unsupported
 from spark_elastic.worker.checks.user_frames import depth_of_user
-from spark_elastic.worker.state.snapshot import find_objects
+from spark_elastic.worker.state.snapshot import find_objects, has_state_dict
 
-# Types that user code changes in place. Other objects, such as functions and enums, are often shared on purpose.
-_CHANGED_IN_PLACE = (list, dict, OrderedDict, set, deque, defaultdict, Counter, numpy.ndarray, torch.Tensor)
+# Types that user code changes in place, and that a State takes apart. Other objects that are in two places, or in an object of
+# the State besides, stay one.
+_TAKEN_APART = (list, dict, OrderedDict, torch.Tensor)
 
 
 def check_aliases(objects: Mapping[str, object]) -> None:
-    """Warn of a container, an array or a tensor that is in two places. Raises ``ValueError`` for one that contains itself."""
+    """Warn of a list, a dict or a tensor that is in two places. Raises ``ValueError`` for one that contains itself."""
     places: dict[int, str] = {}
+    # What objects hold, with its place.
+    held: dict[int, tuple[object, str]] = {}
     above: set[int] = set()
 
     def look(value: object, place: str) -> None:
@@ -31,23 +34,31 @@ def check_aliases(objects: Mapping[str, object]) -> None:
             raise ValueError(
                 f"state.{place} is a {type(value).__name__} that contains itself, which a State cannot copy"
             )
-        if type(value) in _CHANGED_IN_PLACE:
+        if type(value) in _TAKEN_APART:
             first = places.setdefault(id(value), place)
             if first != place:
-                warnings.warn(
-                    f"state.{first} and state.{place} are the same {type(value).__name__}, and a State keeps each by value: on "
-                    "other ranks, and after a reset, they are two, and what is put into one is not in the other. Give it to the "
-                    "State once",
-                    stacklevel=depth_of_user(),
-                )
+                _warn(value, first, place)
                 return
         above.add(id(value))
         for name, entry in _entries(value):
             look(entry, f"{place}[{name!r}]")
         above.discard(id(value))
+        for name, entry in _attributes(value):
+            held[id(entry)] = entry, f"{place}.{name}"
 
     for name, value in objects.items():
         look(value, name)
+    for number, (value, place) in held.items():
+        if number in places:
+            _warn(value, places[number], place)
+
+
+def _warn(value: object, first: str, second: str) -> None:
+    warnings.warn(
+        f"state.{first} and state.{second} are the same {type(value).__name__}, and a State keeps each by value: on other ranks, "
+        "and after a reset, they are two, and what is put into one is not in the other. Give it to the State once",
+        stacklevel=depth_of_user(),
+    )
 
 
 def _entries(value: object) -> Iterable[tuple[object, object]]:
@@ -55,6 +66,13 @@ def _entries(value: object) -> Iterable[tuple[object, object]]:
         assert isinstance(value, dict)
         return value.items()
     return enumerate(value) if isinstance(value, (list, tuple)) else ()
+
+
+def _attributes(value: object) -> list[tuple[str, object]]:
+    """Return the attributes of an object that is copied as a whole which a State would take apart."""
+    if isinstance(value, (type, *_TAKEN_APART)) or has_state_dict(value):
+        return []
+    return [(name, entry) for name, entry in getattr(value, "__dict__", {}).items() if type(entry) in _TAKEN_APART]
 
 
 _KEPT_BY_TORCH = "optimizer.load_state_dict(copy.deepcopy(…)), since torch trains on in the tensors that it is given"

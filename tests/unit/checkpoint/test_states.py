@@ -342,6 +342,9 @@ def test_storage_options_reach_all_who_open_the_directory(stage: Stage, tmp_path
 def test_load_checkpoint_of_an_empty_directory_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="holds no complete checkpoint"):
         load_checkpoint(tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="file is a file, and checkpoints are in a folder"):
+        load_checkpoint(tmp_path / "file")
 
 
 class Trap:

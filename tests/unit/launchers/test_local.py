@@ -170,6 +170,8 @@ def test_sizes_come_from_the_cores_or_from_the_cluster(tmp_path: Path, monkeypat
         assert launcher.sizes(None, None, None) == (3, 3, 3)
         assert launcher.sizes(None, 1, None) == (1, 1, 3)
         assert launcher.sizes(8, None, None) == (8, 8, 8)
+        with pytest.raises(ValueError, match="max_np=1000000000 processes are more than a machine can have"):
+            launcher.sizes(None, 1, 10**9)
     with LocalLauncher(LocalCluster(5)) as launcher:
         assert launcher.sizes(None, 2, None) == (2, 2, 5)
 

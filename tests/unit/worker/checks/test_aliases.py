@@ -16,11 +16,33 @@ from spark_elastic import TorchState, elastic
 from spark_elastic.errors import TrainingCodeError
 
 
-@pytest.mark.parametrize("shared", [[], {}, set(), deque(), np.zeros(2), torch.zeros(2)])
+@pytest.mark.parametrize("shared", [[], {}, torch.zeros(2)])
 def test_what_is_given_under_two_names_is_warned_of_at_the_users_line(shared: Any) -> None:
     with pytest.warns(UserWarning, match=r"state\.first and state\.others\['same'\]\[0\] are the same") as told:
         TorchState(first=shared, others={"same": (shared,)})
     assert [warning.filename for warning in told] == [__file__]
+
+
+class Holder:
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+
+@pytest.mark.parametrize("shared", [[], {}, torch.zeros(2)])
+def test_what_an_object_of_the_state_holds_besides_is_warned_of(shared: Any) -> None:
+    for given in ({"first": shared, "holder": Holder(shared)}, {"holder": Holder(shared), "first": shared}):
+        with pytest.warns(UserWarning, match=r"state\.first and state\.holder\.held are the same"):
+            TorchState(**given)
+
+
+@pytest.mark.parametrize("shared", [set(), deque(), np.zeros(2), Holder([])])
+def test_what_is_copied_as_a_whole_stays_one(shared: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        state = TorchState(first=shared, second=[shared], holder=Holder(shared))
+    state.commit()
+    state.restore()
+    assert state.first is shared is state.second[0] is state.holder.held
 
 
 def test_equal_values_and_objects_that_restore_themselves_may_be_in_two_places() -> None:

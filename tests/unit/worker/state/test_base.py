@@ -45,6 +45,15 @@ def test_the_first_argument_of_an_elastic_function_is_a_state() -> None:
         elastic(lambda state: None)({})
 
 
+def test_a_state_whose_class_forgets_its_base_is_named() -> None:
+    class Mine(ObjectState):
+        def __init__(self) -> None:
+            pass
+
+    with pytest.raises(TypeError, match=r"^Mine.__init__ has to call super\(\).__init__\(\)"):
+        elastic(lambda state: None)(Mine())
+
+
 def test_reset_callbacks_run_at_every_generation_but_the_first() -> None:
     calls: list[tuple[int, int]] = []
     with on_stage() as stage:
