@@ -88,12 +88,16 @@ def load_model(
         best: load the best checkpoint instead, as ``load_checkpoint`` does.
         storage_options: options with which fsspec opens the folder, such as credentials and endpoints.
 
-    Neither a job nor Spark is needed, and no code from the checkpoint is run. Raises the errors of ``load_checkpoint``, and
+    Neither a job nor Spark is needed, and no code from the checkpoint is run. Raises the errors of ``load_checkpoint``,
     ``CheckpointError`` if the checkpoint has no model of this name or the weights do not fit the module, which may then have
-    received some of them.
+    received some of them, and ``ValueError`` for a module on the meta device.
     """
-    if not hasattr(module, "load_state_dict"):
+    if isinstance(module, type) or not hasattr(module, "load_state_dict"):
         raise TypeError(f"module must be a torch.nn.Module, not {module!r}")
+    if any(parameter.is_meta for parameter in module.parameters()):
+        raise ValueError(
+            "module is on the meta device, without memory for weights: call its to_empty(device='cpu') first"
+        )
     objects = load_checkpoint(url, best=best, storage_options=storage_options)
     models = [each for each, value in objects.items() if hasattr(value, "_metadata")]
     if name not in models:

@@ -257,6 +257,10 @@ def test_load_model_names_what_does_not_fit(stage: Stage, url: str) -> None:
         load_model(url, 5)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"url must be the folder that run\(checkpoint=\) was given, not 5"):
         load_model(5, torch.nn.Linear(1, 1))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"module must be a torch\.nn\.Module, not <class"):
+        load_model(url, torch.nn.Linear)  # type: ignore[type-var]
+    with pytest.raises(ValueError, match="module is on the meta device"):
+        load_model(url, torch.nn.Linear(1, 1, device="meta"))
     with pytest.raises(CheckpointError, match=r"(?s)the model 'model' of .* does not fit the module: .*size mismatch"):
         load_model(url, torch.nn.Linear(1, 1))
 
