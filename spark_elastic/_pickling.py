@@ -89,7 +89,7 @@ def _refuse_sparks_own(value: object) -> None:
     """Raise ``TypeError`` for what works in tasks that Spark itself runs, and not in workers."""
     kind = type(value)
     if kind.__name__ in _SPARKS_OWN and kind.__module__.startswith("pyspark."):
-        raise TypeError(f"it holds a {kind.__name__} of Spark, {_SPARKS_OWN[kind.__name__]}")
+        raise TypeError(f"it holds Spark's {kind.__name__}, {_SPARKS_OWN[kind.__name__]}")
 
 
 class _Called:

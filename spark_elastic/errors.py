@@ -198,3 +198,7 @@ class WorkerLostError(WorldChanged):
 
 class HostsUpdatedInterrupt(WorldChanged):
     """Workers arrive or leave as planned. The state has just been committed, so nothing is lost."""
+
+    def __init__(self, message: str = "workers arrive or leave") -> None:
+        """Make the interrupt, with what is logged of it."""
+        super().__init__(message)

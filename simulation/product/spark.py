@@ -7,6 +7,7 @@ from typing import Any
 from simulation.product.hosts import TaskProcess
 from simulation.world.machines import Executor, Machine
 from simulation.world.universe import Universe
+from spark_elastic.launchers.base import refuse_to_strike
 from spark_elastic.protocol.fault_points import Fault
 
 MAX_FAILURES = 4
@@ -51,7 +52,7 @@ class Spark:
         self.simulation.clock.soon(self._give_back)
 
     def strike(self, fault: Fault, slot: int) -> None:
-        raise NotImplementedError(f"{fault} is for a testing.local_cluster")
+        refuse_to_strike(fault)
 
     def _give_back(self) -> None:
         for slot in self.slots:

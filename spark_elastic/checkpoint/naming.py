@@ -55,6 +55,13 @@ class Listing:
         """Return the names of the complete checkpoints, the newest first."""
         return sorted(self.complete, reverse=True)
 
+    def restricted(self, only: CheckpointName | None) -> Listing:
+        """Return the listing with no other checkpoints than this one; with None, all of it."""
+        if only is None:
+            return self
+        one = frozenset({only})
+        return Listing(self.complete & one, self.partial & one, self.claims, self.scored & one)
+
     @property
     def highest_attempt(self) -> int:
         """The highest attempt of which there is a trace; 0 if there is none."""

@@ -59,11 +59,12 @@ def open_checkpoints(
 ) -> tuple[CheckpointDirectory, CheckpointName | None]:
     """Open a folder of checkpoints, or of a single one, which is then named, and its directory is the folder around it."""
     directory = CheckpointDirectory(url, storage_options)
-    parent, _, folder = url.rstrip("/").rpartition("/")
+    path = url.rstrip("/")
+    folder = path.rpartition("/")[2]
     name = read_name(folder)
     if name is None or directory.list().complete:
         return directory, None
-    return CheckpointDirectory(parent or ".", storage_options), name
+    return CheckpointDirectory(path.removesuffix(folder) or ".", storage_options), name
 
 
 def plain_objects(saved: SavedState) -> dict[str, Any]:
@@ -123,8 +124,7 @@ def load_newest(
 
     Raises ``DamagedError`` if all are damaged, so that a job starts over only if its user decides so.
     """
-    names = [name for name in directory.list().newest_first if only in (None, name)]
-    return _load_first(directory, names, load, skipped)
+    return _load_first(directory, directory.list().restricted(only).newest_first, load, skipped)
 
 
 def load_best(directory: CheckpointDirectory, load: Callable[[CheckpointName], SavedState]) -> SavedState | None:

@@ -85,14 +85,13 @@ def inspect_checkpoint(options: argparse.Namespace) -> int:
     from spark_elastic.checkpoint.newest import load_newest, open_checkpoints, plain_objects
 
     directory, only = open_checkpoints(options.dataset)
-    listing = directory.list()
-    names = [name for name in listing.newest_first if only in (None, name)]
-    scores = directory.scores(listing.scored & set(names))
+    listing = directory.list().restricted(only)
+    scores = directory.scores(listing.scored)
     saved = load_newest(directory, lambda name: decode(directory, name, unpickle=False), only=only)
     if saved is None:
         raise CheckpointError(f"{options.dataset} holds no complete checkpoint")
     objects = plain_objects(saved)
-    checkpoints = [_described(name, scores.get(name)) for name in names]
+    checkpoints = [_described(name, scores.get(name)) for name in listing.newest_first]
     facts = {
         "checkpoints": checkpoints,
         "newest": str(saved.name),
@@ -104,7 +103,7 @@ def inspect_checkpoint(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(facts))
         return 0
-    print(f"{options.dataset}: {counted(len(names), 'checkpoint')}")
+    print(f"{options.dataset}: {counted(len(listing.complete), 'checkpoint')}")
     for found in checkpoints:
         print("  " + found["name"] + (f", {found['metric']} {found['value']:g}" if "metric" in found else ""))
     print(f"{saved.name}, {counted(saved.steps, 'step')}, {counted(saved.size, 'worker')}: sha256 {facts['sha256']}")

@@ -24,6 +24,8 @@ _VARIABLES = (
     "ONEDNN_MAX_CPU_ISA",
 )
 
+# For how many shapes of its inputs torch.compile makes kernels of a function.
+MOST_SHAPES = 64
 
 # How many threads torch uses by default.
 _BY_ITSELF = torch.get_num_threads()
@@ -43,11 +45,15 @@ def pin_compiler() -> None:
     """Have ``torch.compile`` make a kernel for each shape of a shard.
 
     By itself it makes one for all shapes when the second shape comes, and keeps the first. Both fit the first shape, so the
-    kernel that a shard gets would depend on the shards that this rank has had before. ``dynamic=True`` still makes one for all.
+    kernel that a shard gets would depend on the shards that this rank has had before. So would the end of compiling, after
+    which torch runs new shapes as they are: there, it raises. ``dynamic=True`` still makes one kernel for all.
     """
     import torch._dynamo
 
-    torch._dynamo.config.automatic_dynamic_shapes = False
+    config = torch._dynamo.config
+    config.automatic_dynamic_shapes, config.fail_on_recompile_limit_hit = False, True
+    config.recompile_limit = max(config.recompile_limit, MOST_SHAPES)
+    config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, 8 * MOST_SHAPES)
 
 
 def kernels_here() -> dict[str, str]:

@@ -135,7 +135,7 @@ class ParquetLoader(EngineLoader):
                 raise ValueError("give columns= or ngram=, whose fields say which columns are read, not both")
             columns = ngram.columns
         if shards is not None and callable(transform) and engine == "arrow":
-            transform = _without_randomness(transform)
+            transform = _WithoutRandomness(transform)
         reading = Reading(
             manifest=self.manifest,
             locations=locations,
@@ -218,25 +218,25 @@ def _estimate_row_bytes(manifest: Manifest, ngram: NGram | None, decoded: float)
     return max(1.0, stored if ngram is None else stored * len(ngram.fields), decoded if manifest.unischema else 0.0)
 
 
-def _without_randomness(transform: Callable[[pa.Table], object]) -> Callable[[pa.Table], object]:
-    """Return a transform whose first call is watched. It is made while the first batch is waited for, so nobody else draws."""
-    is_known = False
+class _WithoutRandomness:
+    """A transform whose first call is watched. It is made while the first batch is waited for, so nobody else draws."""
 
-    def call(table: pa.Table) -> object:
-        nonlocal is_known
-        if is_known:
-            return transform(table)
-        is_known = True
+    def __init__(self, transform: Callable[[pa.Table], object]) -> None:
+        self._transform = transform
+        self._is_known = False
+
+    def __call__(self, table: pa.Table) -> object:
+        if self._is_known:
+            return self._transform(table)
+        self._is_known = True
         before = digest_of_random_states()
-        result = transform(table)
+        result = self._transform(table)
         if digest_of_random_states() != before:
             raise DataError(
                 "transform= draws random numbers, and with shards= the rows that it gets at a time, and so what each row gets, "
                 "depend on the world: draw in the loop over model.parts(batch), for which generators are seeded part by part"
             )
         return result
-
-    return call
 
 
 def _once(what: str, manifest: Manifest, key: str | None, count: Callable[[], bytes]) -> bytes:

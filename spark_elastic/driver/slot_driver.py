@@ -22,6 +22,7 @@ from spark_elastic.driver.post import Addresses, Letter, PostOffice, Put, visit
 from spark_elastic.driver.service import SparkDriverService
 from spark_elastic.driver.settings import JobSettings
 from spark_elastic.errors import SparkElasticError
+from spark_elastic.launchers.base import refuse_to_strike
 from spark_elastic.launchers.spark_task import find_executor
 from spark_elastic.protocol.connection import chunks
 from spark_elastic.protocol.credentials import Credentials
@@ -221,7 +222,7 @@ class _ClientsSlots:
         self._tell(SlotsWantedBack())
 
     def strike(self, fault: Fault, slot: int) -> None:
-        raise NotImplementedError(f"{fault} is for a testing.local_cluster")
+        refuse_to_strike(fault)
 
 
 class _LetterPrinter(OutputPrinter):

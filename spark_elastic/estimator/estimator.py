@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import torch
 from pyspark.ml import Estimator
 from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
@@ -20,6 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 import spark_elastic
+from spark_elastic._pickling import dumps
 from spark_elastic._saved_names import saved_as
 from spark_elastic.driver.run import DRIVERS
 from spark_elastic.errors import NotFiniteLossError
@@ -80,7 +80,7 @@ from spark_elastic.estimator.runs import (
     forget_run,
     record_run,
 )
-from spark_elastic.estimator.schedules import wants_course
+from spark_elastic.estimator.schedules import wants_epochs
 from spark_elastic.estimator.sessions import is_local, master_of, prepare_python
 from spark_elastic.estimator.store import Store
 from spark_elastic.estimator.temporary_store import temporary_store
@@ -140,7 +140,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
             # Data in a temporary store are never looked up again, so rows need not be hashed.
             known_again = resumable or (self.value("reuseData") and not store.temporary)
             identity = identity_of(dataset, layout.columns, split) if known_again else f"new-{secrets.token_hex(8)}"
-            record = RunRecord(run_id, identity, describe_params(self, wants_course(recipe.steps)), version=VERSION)
+            record = RunRecord(run_id, identity, describe_params(self, wants_epochs(recipe.steps)), version=VERSION)
             known = check_run(store, record) if resumable else None
             with written(
                 dataset,
@@ -191,7 +191,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
             urls = [each for each in (plan.training_url, plan.validation_url) if each]
             identity = "/".join(identity_of_files(each, options or None) for each in urls)
             record = RunRecord(
-                self._run_id(), identity, describe_params(self, wants_course(recipe.steps)), version=VERSION
+                self._run_id(), identity, describe_params(self, wants_epochs(recipe.steps)), version=VERSION
             )
             known = check_run(store, record)
             record = record.with_batch(known.batch if known else {})
@@ -287,7 +287,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
             steps_per_epoch=self.value("stepsPerEpoch"),
             checkpoint_steps=self.value("checkpointSteps"),
             seed=self.value("seed"),
-            callbacks=cloudpickle.dumps(callbacks),
+            callbacks=dumps(callbacks),
             callbacks_given=describe_callbacks(callbacks),
             log_url=store.worker_url(store.log_url(run_id)) if "logs" in store.keep else None,
             use_gpu=self.value("useGpu"),

@@ -31,6 +31,13 @@ def wants_course(steps: StepPlan) -> bool:
     return taken is not None and taken.default in (None, inspect.Parameter.empty)
 
 
+def wants_epochs(steps: StepPlan) -> bool:
+    """Whether the scheduler is told how many epochs there are, so that their number affects every step."""
+    if steps.scheduler is None or not wants_course(steps) or "epochs" in steps.scheduler_arguments:
+        return False
+    return "epochs" in inspect.signature(steps.scheduler).parameters
+
+
 def make_scheduler(
     steps: StepPlan, optimizer: torch.optim.Optimizer, course: Callable[[], Course]
 ) -> LRScheduler | None:
@@ -41,6 +48,6 @@ def make_scheduler(
     if wants_course(steps):
         known = course()
         arguments["steps_per_epoch"] = known.steps_per_epoch
-        if "epochs" in inspect.signature(steps.scheduler).parameters:
-            arguments.setdefault("epochs", known.epochs)
+        if wants_epochs(steps):
+            arguments["epochs"] = known.epochs
     return steps.scheduler(optimizer, **arguments)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from spark_elastic.protocol.fault_points import Fault
 from spark_elastic.protocol.ticket import Ticket
@@ -22,6 +22,11 @@ class SlotListener:
     on_stopped: Callable[[str], None]
     on_draining: Callable[[int], None]
     on_given_up: Callable[[int, str], None]
+
+
+def refuse_to_strike(fault: Fault) -> NoReturn:
+    """Raise ``NotImplementedError`` for a fault that only a ``testing.local_cluster`` plays; ``run`` has refused it before."""
+    raise NotImplementedError(f"{fault} is for a testing.local_cluster")
 
 
 class SlotKeeper(Protocol):

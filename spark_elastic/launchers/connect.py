@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from spark_elastic.errors import SparkElasticError
-from spark_elastic.launchers.base import SlotListener
+from spark_elastic.launchers.base import SlotListener, refuse_to_strike
 from spark_elastic.launchers.defaults import YIELD_SECONDS, unlogged
 from spark_elastic.launchers.resources import ServersProfile, TaskResources, connect_profile
 from spark_elastic.launchers.session import check_gpus, default_sizes, note_use
@@ -196,8 +196,8 @@ class ConnectSlots:
         threading.Thread(target=self._interrupt_all, name="spark_elastic-give-back", daemon=True).start()
 
     def strike(self, fault: Fault, slot: int) -> None:
-        """Refuse: ``run`` allows such faults in a ``testing.local_cluster`` only."""
-        raise NotImplementedError(f"{fault} is for a testing.local_cluster")
+        """Refuse: see ``refuse_to_strike``."""
+        refuse_to_strike(fault)
 
     def find_end(self) -> str:
         """Say how Spark, or somebody through it, has ended the job; empty if it continues."""

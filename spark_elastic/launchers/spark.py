@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from spark_elastic.errors import SparkElasticError
-from spark_elastic.launchers.base import SlotListener
+from spark_elastic.launchers.base import SlotListener, refuse_to_strike
 from spark_elastic.launchers.defaults import YIELD_SECONDS, pause_after, unlogged
 from spark_elastic.launchers.resources import TaskResources, known_profile
 from spark_elastic.launchers.session import (
@@ -177,8 +177,8 @@ class SparkSlots:
             self._wake.notify_all()
 
     def strike(self, fault: Fault, slot: int) -> None:
-        """Refuse: ``run`` allows such faults in a ``testing.local_cluster`` only."""
-        raise NotImplementedError(f"{fault} is for a testing.local_cluster")
+        """Refuse: see ``refuse_to_strike``."""
+        refuse_to_strike(fault)
 
     def find_end(self) -> str:
         """Say how Spark, or somebody through it, has ended the job; empty if it continues."""

@@ -104,7 +104,7 @@ def _supervise(job: Job, world: World, plan: RestartOnChange) -> None:
                 _find_fault(world, plan, record, process.returncode, error_file, is_over)
     if control.is_aborted(world.generation):
         raise WorkerLostError(control.abort_reason)
-    raise HostsUpdatedInterrupt("workers arrive or leave")
+    raise HostsUpdatedInterrupt
 
 
 def _find_fault(

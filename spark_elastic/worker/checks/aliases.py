@@ -65,11 +65,12 @@ def _entries(value: object) -> Iterable[tuple[object, object]]:
     if type(value) in (dict, OrderedDict):
         assert isinstance(value, dict)
         return value.items()
-    return enumerate(value) if isinstance(value, (list, tuple)) else ()
+    # A subclass, such as a namedtuple, is copied as a whole.
+    return enumerate(value) if isinstance(value, (list, tuple)) and type(value) in (list, tuple) else ()
 
 
 def _attributes(value: object) -> list[tuple[str, object]]:
-    """Return the attributes of an object that is copied as a whole which a State would take apart."""
+    """Return those attributes of an object copied as a whole that a State would take apart if they were its own."""
     if isinstance(value, (type, *_TAKEN_APART)) or has_state_dict(value):
         return []
     return [(name, entry) for name, entry in getattr(value, "__dict__", {}).items() if type(entry) in _TAKEN_APART]

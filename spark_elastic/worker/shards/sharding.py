@@ -49,18 +49,18 @@ class Sharding:
     def forward(self, model: DistributedDataParallel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the module. Outside a loop over parts, refuse what trains it or changes its buffers."""
         module = model.module
-        if loops.open is not None or not model.training:
+        if loops.open is not None or not any(part.training for part in model.modules()):
             return module(*args, **kwargs)
         name = type(module).__name__
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and model.training:
             raise TrainingCodeError(
                 f"the loader was made with shards={self._shards}, and {name} is called for training outside a loop over "
                 f"model.parts(batch). {HOW}\nFor validation call model.eval()"
             )
-        before = [(place, buffer, buffer.clone()) for place, buffer in module.named_buffers()]
+        before = {place: buffer.clone() for place, buffer in module.named_buffers()}
         outputs = module(*args, **kwargs)
-        for place, buffer, value in before:
-            if not same_values(buffer, value):
+        for place, buffer in module.named_buffers():
+            if place not in before or buffer.shape != before[place].shape or not same_values(buffer, before[place]):
                 raise TrainingCodeError(
                     f"a call of {name} outside a loop over model.parts(batch) has changed its buffer {place}, by this rank's "
                     "rows: call model.eval() for validation, and model.train() after it"

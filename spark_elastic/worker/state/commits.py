@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 # The commits of a generation up to this index are waited for immediately, because they show the driver that the world makes
 # progress.
 FIRST_COMMIT = 1
-_INTERRUPT = "workers arrive or leave"
 
 
 class Commits:
@@ -256,12 +255,12 @@ class Commits:
     def _interrupt(self) -> NoReturn:
         if self.keeper is not None:
             self.keeper.keep_live()
-        raise HostsUpdatedInterrupt(_INTERRUPT)
+        raise HostsUpdatedInterrupt
 
     def _interrupt_again(self) -> None:
         """Raise an interrupt again that user code has swallowed. Whatever that code has done since belongs to no commit."""
         if self._is_interrupted and self.can_restore():
-            raise HostsUpdatedInterrupt(_INTERRUPT)
+            raise HostsUpdatedInterrupt
 
     def _check_is_sealed(self, what: str) -> None:
         """Refuse a commit ahead of the one that seals the generation."""

@@ -69,11 +69,8 @@ class Refills:
             self._filled.add(id(present))
             if isinstance(kept, numpy.ndarray):
                 present[...] = kept
-            elif type(kept) in _CONTAINERS:
-                del self._places[id(kept)]  # the copy of its entries is wanted, and not what takes its place
-                entries = copy.deepcopy(kept, self._places)
-                self._places[id(kept)] = present
-                _fill(present, entries)
+            elif isinstance(kept, _CONTAINERS):
+                _fill(present, copy.deepcopy(dict(kept) if isinstance(kept, dict) else list(kept), self._places))
             else:
                 _fill(vars(present), copy.deepcopy(vars(kept), self._places))
         return present
@@ -101,7 +98,7 @@ class Refills:
 def load_tree(
     present: Any, kept: Any, live: Iterator[object] | None, name: str, refills: Refills | None = None
 ) -> object:
-    """Set the present value to the kept one and return it: the same object if possible, else a copy.
+    """Set the present value to the kept one and return it: the same object if possible, else a copy. Nothing of it is kept's.
 
     ``live`` yields the objects from which the ``StateDict``s were taken, in order, wherever they are by now; without it they
     are looked up where they were. ``name`` names the place. Containers, arrays and objects of plain Python classes are
@@ -119,11 +116,11 @@ def load_tree(
                 "State on every rank, above the elastic function"
             )
         if isinstance(kept, KeptPart):
-            kept.load_into(target)
+            copy.deepcopy(kept).load_into(target)
         else:
             if live is not None and isinstance(target, torch.nn.Module):
                 _reshape(target, kept.content)
-            load_state_dict(target, kept.content)
+            load_state_dict(target, map_tree(_own, kept.content))
         return target
     if isinstance(kept, torch.Tensor):
         if not fits(present, kept) or refills.is_filled(present):
@@ -148,6 +145,11 @@ def load_tree(
     return refills.take(kept)
 
 
+def _own(value: object) -> object:
+    """Return a copy of anything but a tensor."""
+    return value if type(value) in PLAIN or isinstance(value, torch.Tensor) else copy.deepcopy(value)
+
+
 def _fill(content: Any, inside: Any) -> None:
     content.clear()
     (content.extend if isinstance(content, (list, deque)) else content.update)(inside)
@@ -162,6 +164,8 @@ def _can_be_refilled(present: object, loaded: object) -> bool:
     # have shortened.
     if (type(present).__module__, type(present).__name__) != (kind.__module__, kind.__name__):
         return False
+    if kind.__hash__ not in (None, object.__hash__):
+        return False  # an object that is a key or in a set must not change its hash
     return hasattr(present, "__dict__") and all(_is_all_in_dict(owner) for owner in (type(present), kind))
 
 

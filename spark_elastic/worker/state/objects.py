@@ -360,7 +360,7 @@ class ObjectState(State):
             )
 
     def _load_shared(self, kept: Snapshot) -> None:
-        content = kept.view()
+        content = kept.view(copies=False)
         if kept.put_back is not None:
             kept.put_back()
         self._commits.steps = content["steps"]
@@ -369,7 +369,7 @@ class ObjectState(State):
 
     def _load_own(self, own: object) -> None:
         if isinstance(own, Snapshot):
-            self._load(own.view(), own.objects)
+            self._load(own.view(copies=False), own.objects)
 
     def _own_as_newcomer(self, world: World) -> None:
         """Set up the parts of this rank alone, which a newcomer never receives."""

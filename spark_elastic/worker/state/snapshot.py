@@ -164,7 +164,8 @@ def flatten(tree: object, found: Found, keep: Keep = as_state_dict, remembered: 
                 found.constants.append(len(found.tensors))
             found.tensors.append(value.detach() if value.requires_grad else value)
             return Leaf(len(found.tensors) - 1)
-        return value if type(value) in PLAIN else _deep_copy(value, copies, holders, owner)
+        # A state dict may put the same array out again and again.
+        return value if type(value) in PLAIN else _deep_copy(value, copies if owner is None else {}, holders, owner)
 
     def take_or_keep(value: object) -> object:
         nonlocal owner
@@ -203,15 +204,15 @@ def _deep_copy(
         raise
     except Exception as error:
         raise CannotCopyError(value, owner, error) from error
-    copied_now = dict(itertools.islice(copies.items(), known, None))
+    copied_now = dict(itertools.islice(reversed(copies.items()), len(copies) - known))
     held = next(
         (entry for entry in copied_now.values() if isinstance(entry, (torch.optim.Optimizer, PositionedLoader))), None
     )
     if held is not None:
         what = "loader" if isinstance(held, PositionedLoader) else "optimizer"
         raise TypeError(
-            f"a {type(value).__name__} in the State holds a {type(held).__name__} and would be copied by value, and the {what} "
-            f"with it; give the {what} itself to the State (lists, tuples and plain dicts may hold it), and give "
+            f"a {type(value).__name__} in the State holds the {what} {type(held).__name__} and would be copied by value, and the "
+            f"{what} with it; give the {what} itself to the State (lists, tuples and plain dicts may hold it), and give "
             f"{type(value).__name__} the methods state_dict and load_state_dict, which leave it out, or keep it out of the State"
         )
     parameters = {number for number, entry in copied_now.items() if isinstance(entry, torch.nn.Parameter)}
@@ -235,14 +236,17 @@ def _check_holders(holders: Sequence[tuple[object, set[int]]], objects: Sequence
             )
 
 
-def unflatten(skeleton: object, tensors: list[torch.Tensor]) -> object:
-    """Rebuild the tree with each ``Leaf`` replaced by its tensor, which is the snapshot's own. Everything else is copied."""
-    copies: dict[int, object] = {}
+def unflatten(skeleton: object, tensors: list[torch.Tensor], copies: bool = True) -> object:
+    """Rebuild the tree with each ``Leaf`` replaced by its tensor, which is the snapshot's own.
+
+    Everything else is copied, except that with ``copies`` False other objects are the snapshot's own, too.
+    """
+    copied: dict[int, object] = {}
 
     def give(value: object) -> object:
         if type(value) is Leaf:
             return tensors[value.index]
-        return value if type(value) in PLAIN else copy.deepcopy(value, copies)
+        return value if not copies or type(value) in PLAIN else copy.deepcopy(value, copied)
 
     return map_tree(give, skeleton)
 
@@ -395,9 +399,12 @@ class Snapshot:
             self.pending.wait()
             self.pending = None
 
-    def view(self) -> Any:
-        """Return the shared part as it was taken. Its tensors are the snapshot's own and must not be changed."""
-        return unflatten(self.skeleton, self.buffer.views)
+    def view(self, copies: bool = True) -> Any:
+        """Return the shared part as it was taken. Its tensors are the snapshot's own and must not be changed.
+
+        With ``copies`` False, the same is true of all other objects.
+        """
+        return unflatten(self.skeleton, self.buffer.views, copies)
 
     def content(self) -> Any:
         """Return a copy of the shared part as it was taken."""

@@ -18,7 +18,7 @@ from spark_elastic.checkpoint.content import encode
 from spark_elastic.checkpoint.digest import digest, first_difference
 from spark_elastic.checkpoint.directory import CheckpointDirectory
 from spark_elastic.checkpoint.naming import CheckpointName
-from spark_elastic.checkpoint.newest import load_checkpoint
+from spark_elastic.checkpoint.newest import load_checkpoint, open_checkpoints
 from spark_elastic.cli import main
 from spark_elastic.errors import CheckpointError
 from spark_elastic.worker.state.snapshot import Snapshot
@@ -131,6 +131,8 @@ def test_the_folder_of_one_checkpoint_is_that_checkpoint(tmp_path: Path, capsys:
         load_checkpoint(older, best=True)
     with pytest.raises(CheckpointError, match="holds no complete checkpoint"):
         load_checkpoint(tmp_path / "000001-000001-000000006")
+    found = [open_checkpoints(f"{root}000001-000001-000000006")[0].url for root in ("/", "file:///", "")]
+    assert found == ["/", "file:///", "."]
 
 
 def test_a_folder_without_a_checkpoint_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

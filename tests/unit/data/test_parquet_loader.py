@@ -238,6 +238,7 @@ def test_with_shards_a_transform_that_draws_random_numbers_is_refused(dataset: P
         return len(list(ParquetLoader(dataset, global_batch_size=8, transform=transform, columns=["id"], **options)))
 
     assert batches() > 0
+    pickle.dumps(ParquetLoader(dataset, global_batch_size=8, transform=pc.add, shards=4))
     with pytest.raises(DataError, match=r"^transform= draws random numbers, and with shards="):
         batches(shards=4)
 

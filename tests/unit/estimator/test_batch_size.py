@@ -39,7 +39,7 @@ from spark_elastic.estimator.planning import (
     settle_batch,
 )
 from spark_elastic.estimator.runs import RunRecord, check_run, describe_params, read_record
-from spark_elastic.estimator.schedules import wants_course
+from spark_elastic.estimator.schedules import wants_epochs
 
 SCHEMA = StructType([StructField("x", DoubleType()), StructField("y", DoubleType())])
 BY_STEPS = {
@@ -185,13 +185,15 @@ def test_the_epochs_of_a_scheduler_that_spans_the_fit_belong_to_the_run(monkeypa
 
     def run_of(epochs: int) -> RunRecord:
         estimator = make(**BY_STEPS, epochs=epochs, globalBatchSize=64)
-        return RunRecord("run", "data", describe_params(estimator, wants_course(recipe(estimator).steps)))
+        return RunRecord("run", "data", describe_params(estimator, wants_epochs(recipe(estimator).steps)))
 
     store, began = Store.create("/x"), run_of(2)
     monkeypatch.setattr(runs, "find_run", lambda *_: began)
     assert check_run(store, run_of(2)) is began
     with pytest.raises(ValueError, match=r"another run .* differs in epochs \(was 2, is 4\)"):
         check_run(store, run_of(4))
+    fixed = {**BY_STEPS, "schedulerParams": {"max_lr": 1.0, "epochs": 9}}
+    assert not wants_epochs(recipe(make(**fixed, epochs=2, globalBatchSize=64)).steps)
     old = replace(began, params={name: value for name, value in began.params.items() if name != "epochs"})
     monkeypatch.setattr(runs, "find_run", lambda *_: old)
     assert check_run(store, run_of(4)) is old

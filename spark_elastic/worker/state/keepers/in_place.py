@@ -16,7 +16,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from spark_elastic.checkpoint.skeleton import PLAIN, StateDict
-from spark_elastic.errors import SparkElasticError, WorkerLostError
+from spark_elastic.errors import HostsUpdatedInterrupt, SparkElasticError, WorkerLostError
 from spark_elastic.worker.job import present_world
 from spark_elastic.worker.module_registers import Registered, registers, same_objects, stepped
 from spark_elastic.worker.state.keepers.copies import PartlyCopied
@@ -44,6 +44,9 @@ class InPlace(PartlyCopied):
     def begin(self, values: Mapping[str, object]) -> None:
         objects = find_objects(values).values()
         self.guard.watch(value for value in objects if isinstance(value, torch.optim.Optimizer))
+
+    def keep_live(self) -> None:
+        self.guard.is_over = True
 
     @property
     def pending(self) -> PendingCopy | None:
@@ -86,16 +89,18 @@ def check_world() -> None:
 class StepGuard:
     """Watches optimizers: ``dirty`` says whether weights have changed since the last commit.
 
-    ``before_step`` is called before each step, and may raise to keep the weights unchanged.
+    ``before_step`` is called before each step, and may raise to keep the weights unchanged. ``is_over``: the generation has been
+    interrupted, so that a step comes from code that has swallowed the interrupt.
     """
 
     def __init__(self, before_step: Callable[[], None]) -> None:
-        self.dirty = False
+        self.dirty = self.is_over = False
         self._before_step = before_step
         self._hooks: list[RemovableHandle] = []
 
     def watch(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-        """Watch these optimizers and no others."""
+        """Watch these optimizers and no others, in a new generation."""
+        self.is_over = False
         for hook in self._hooks:
             hook.remove()
         self._hooks = [optimizer.register_step_pre_hook(self._stepping) for optimizer in optimizers]
@@ -106,6 +111,8 @@ class StepGuard:
                 'TorchState(commit="in_place") takes exactly one optimizer step for each commit(), and this is the second; '
                 'commit after each, or use commit="copy"'
             )
+        if self.is_over:
+            raise HostsUpdatedInterrupt
         self._before_step()
         self.dirty = True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import gc
 import warnings
@@ -37,8 +38,11 @@ def test_what_an_object_of_the_state_holds_besides_is_warned_of(shared: Any) -> 
 
 @pytest.mark.parametrize("shared", [set(), deque(), np.zeros(2), Holder([])])
 def test_what_is_copied_as_a_whole_stays_one(shared: Any) -> None:
+    pair = collections.namedtuple("pair", "one")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        TorchState(first=pair([]), second=pair([]))
+        TorchState(first=pair(shared), second=pair(shared))
         state = TorchState(first=shared, second=[shared], holder=Holder(shared))
     state.commit()
     state.restore()

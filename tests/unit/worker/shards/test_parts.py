@@ -14,6 +14,7 @@ from torch import nn
 from worker_stage import on_stage
 
 import spark_elastic as se
+from spark_elastic.data import kernels
 from spark_elastic.data.deliveries import deliveries
 from spark_elastic.data.shards import Cut
 from spark_elastic.errors import SparkElasticError, TrainingCodeError
@@ -257,6 +258,19 @@ def test_validation_needs_no_parts() -> None:
     state.model(torch.ones(2, 4))
 
 
+class Averaging(nn.Linear):
+    """Puts another tensor in the place of its buffer."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 1)
+        self.register_buffer("mean", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean()
+        return super().forward(x)
+
+
 def test_validation_in_training_mode_that_changes_statistics_by_this_ranks_rows_is_refused() -> None:
     state = training()
     with (
@@ -267,6 +281,11 @@ def test_validation_in_training_mode_that_changes_statistics_by_this_ranks_rows_
     state = training(nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5)))
     with torch.no_grad():
         state.model(torch.ones(2, 4))  # there is nothing that it could change
+    state = training(Averaging())
+    state.model.eval()
+    state.model.module.train()
+    with torch.no_grad(), pytest.raises(TrainingCodeError, match="has changed its buffer mean, by this rank's rows"):
+        state.model(torch.ones(2, 4))
 
 
 def test_an_unsharded_loader_has_no_parts() -> None:
@@ -422,13 +441,31 @@ def test_another_number_of_shards_does_not_go_on_from_a_position() -> None:
         loaders[2].load_state_dict(loaders[0].state_dict())
 
 
-def test_torchs_compiler_makes_a_kernel_for_each_shape_of_a_shard() -> None:
-    """A kernel for all shapes fits the first shape, too: which one a shard got depended on the shards before it."""
+def test_torchs_compiler_makes_a_kernel_for_each_shape_of_a_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel for all shapes fits the first shape, too: which one a shard got depended on the shards before it.
+
+    After eight shapes, torch gave up compiling new ones.
+    """
     import torch._dynamo
 
-    torch._dynamo.config.automatic_dynamic_shapes = True
+    monkeypatch.setattr(torch._dynamo.config, "automatic_dynamic_shapes", True)
+    monkeypatch.setattr(torch._dynamo.config, "fail_on_recompile_limit_hit", False)
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 8)
+    monkeypatch.setattr(torch._dynamo.config, "accumulated_recompile_limit", 256)
+    monkeypatch.setattr(kernels, "MOST_SHAPES", 10)
     se.data.ElasticDataLoader(Rows(40), global_batch_size=8, shards=4)
-    assert not torch._dynamo.config.automatic_dynamic_shapes
+    compiled: list[tuple[int, ...]] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        compiled.append(tuple(inputs[-1].shape))
+        return graph.forward
+
+    twice = torch.compile(lambda x: 2 * x, backend=backend)
+    for rows in (3, 4, 3, 5, 4, 6, 7, 8, 9, 10, 11, 12):
+        twice(torch.ones(rows, 2))
+    assert compiled == [(rows, 2) for rows in range(3, 13)], "each shape once, with its own numbers"
+    with pytest.raises(Exception, match="fail_on_recompile_limit_hit"):
+        twice(torch.ones(13, 2))
 
 
 def test_parts_of_tensors_begin_in_memory_of_their_own() -> None:

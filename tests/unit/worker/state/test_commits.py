@@ -314,6 +314,27 @@ def test_what_code_did_after_it_had_swallowed_an_interrupt_belongs_to_no_commit(
         assert (state.epoch, stage.control.commit) == (0, CommitId(1, 2))
 
 
+def test_in_place_a_step_after_a_swallowed_interrupt_raises_it_again_ahead_of_the_weights() -> None:
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with on_stage() as stage:
+        state = TorchState(model=model, optimizer=optimizer, epoch=0, commit="in_place")
+        stage.begin(state)
+        stage.control.is_interrupted = True
+        state.commit()
+        with pytest.raises(HostsUpdatedInterrupt):
+            state.commit()
+        state.epoch = 1
+        guard = state._keeper.guard  # type: ignore[attr-defined]
+        with pytest.raises(HostsUpdatedInterrupt):
+            guard._stepping(optimizer, (), {})
+        state.restore()
+        assert (state.epoch, stage.control.commit) == (0, CommitId(1, 2))
+        stage.control.is_interrupted = False
+        stage.begin(state)
+        guard._stepping(optimizer, (), {})
+
+
 @pytest.mark.parametrize("call", ["commit", "check_host_updates"])
 def test_a_commit_in_a_reset_callback_is_refused(call: str) -> None:
     """Only survivors could have made it: every newcomer died of it, with an assertion of this package."""

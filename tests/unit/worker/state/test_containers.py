@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import enum
 import pickle
 import random
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
@@ -154,7 +156,7 @@ class Holder:
 
 def test_an_optimizer_in_an_object_that_would_be_copied_by_value_is_refused() -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
-    with pytest.raises(TypeError, match="a Holder in the State holds a SGD"):
+    with pytest.raises(TypeError, match="a Holder in the State holds the optimizer SGD"):
         TorchState(holder=Holder(optimizer)).commit()
 
 
@@ -166,7 +168,9 @@ class Progress:
 def test_a_loader_in_an_object_that_would_be_copied_by_value_is_refused() -> None:
     """On all ranks but the first, and after a reset, it would have been a copy that no training moves on."""
     loader = ElasticDataLoader(list(range(8)), global_batch_size=4)
-    with pytest.raises(TypeError, match=r"a Progress in the State holds a ElasticDataLoader .* give the loader itself"):
+    with pytest.raises(
+        TypeError, match=r"a Progress in the State holds the loader ElasticDataLoader .* give the loader itself"
+    ):
         TorchState(progress=Progress(loader), loader=loader).commit()
 
 
@@ -210,6 +214,72 @@ def test_objects_that_refer_to_each_other_and_to_themselves_stay_together(arrive
     assert state.warmup is warmup is state.both["first"] is not trainer.child
     trainer.step += 1
     assert trainer.rate() == trainer.step == 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    rate: float
+
+
+def test_objects_that_are_hashed_by_value_keep_their_hash() -> None:
+    """One that was refilled while it was in a set could not be found there any more."""
+    state = TorchState(tried=set(), current=Trial(0.1), best={})
+    state.tried.add(state.current)
+    state.best = {"of": state.current}
+    state.commit()
+    other = state.current = Trial(0.2)
+    state.restore()
+    assert state.current == Trial(0.1) in state.tried
+    assert other == Trial(0.2)
+
+
+@pytest.mark.parametrize("make", [deque, lambda: defaultdict(list)])
+def test_a_container_that_its_own_entry_refers_to_stays_one(make: Callable[[], Any]) -> None:
+    queue, entry = make(), Progress(None)
+    entry.loader = queue
+    if isinstance(queue, deque):
+        queue.append(entry)
+    else:
+        queue["entries"].append(entry)
+    state = TorchState(queue=queue)
+    state.commit()
+    state.restore()
+    kept = state.queue[0] if isinstance(queue, deque) else state.queue["entries"][0]
+    assert kept.loader is state.queue is queue
+
+
+class Scratch:
+    """Puts its state out in an array that another one uses, too."""
+
+    def __init__(self, value: float, scratch: numpy.ndarray) -> None:
+        self.value, self.scratch = value, scratch
+
+    def state_dict(self) -> dict[str, Any]:
+        self.scratch[:] = self.value
+        return {"value": self.scratch}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.value = float(state["value"][0])
+
+
+def test_state_dicts_may_use_one_array_after_each_other() -> None:
+    scratch = numpy.zeros(1)
+    one, other = Scratch(1.0, scratch), Scratch(2.0, scratch)
+    state = TorchState(one=one, other=other)
+    state.commit()
+    one.value = other.value = 0.0
+    state.restore()
+    assert (one.value, other.value) == (1.0, 2.0)
+
+
+def test_what_a_restore_gives_is_not_what_the_commit_keeps() -> None:
+    state = TorchState(table={"rows": numpy.zeros(2)}, holder=Holder([1]))  # type: ignore[arg-type]
+    state.commit()
+    for _ in range(2):
+        state.restore()
+        assert (state.table["rows"].tolist(), state.holder.optimizer) == ([0, 0], [1])
+        state.table["rows"] += 1
+        state.holder.optimizer.append(2)
 
 
 class Clipper:
