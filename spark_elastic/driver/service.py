@@ -14,7 +14,7 @@ import secrets
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from types import TracebackType
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -35,13 +35,15 @@ from spark_elastic.driver.runtime import REAL_RUNTIME, DriverRuntime
 from spark_elastic.driver.settings import JobSettings
 from spark_elastic.driver.translation import event_of_task, event_of_worker
 from spark_elastic.errors import SparkElasticError, TrainingFailedError, name_worker
-from spark_elastic.launchers.base import SlotKeeper
 from spark_elastic.protocol import messages as m
 from spark_elastic.protocol import records
 from spark_elastic.protocol.connection import Connection, ConnectionLostError, encode
 from spark_elastic.protocol.credentials import Credentials
-from spark_elastic.protocol.fault_points import ENDING_ACTIONS, Action, Fault
+from spark_elastic.protocol.fault_points import CLUSTER_ACTIONS, ENDING_ACTIONS, Action, Fault
 from spark_elastic.worker.backends import HOST_BACKEND
+
+if TYPE_CHECKING:  # launchers start tasks, which the driver never imports
+    from spark_elastic.launchers.base import SlotKeeper
 
 logger = logging.getLogger("spark_elastic")
 
@@ -361,7 +363,7 @@ class SparkDriverService:
             self._handle(ev.FaultStruck(worker, str(fault)))
         elif fault.action is Action.DRAIN:
             self._handle(ev.HostDraining(host))
-        elif host in self._slots and self._keeper is not None:
+        elif fault.action in CLUSTER_ACTIONS and host in self._slots and self._keeper is not None:
             self._keeper.strike(fault, self._slots[host])
         return True
 

@@ -298,13 +298,17 @@ def train_by_epochs(max_steps: int, every: int | None = None) -> dict[str, Any]:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("max_steps", [-1, 18])
 def test_lightning_begins_epochs_and_ends_within_one_as_if_no_worker_had_been_lost(run: Any, max_steps: int) -> None:
-    """Commit 17 is that of the start of the second epoch, as are 18 and 19 after losses. The last of 18 steps is commit 21."""
+    """Commit 17 is that of the start of the second epoch, as are 18 and 19 after losses. The last of 18 steps is commit 21.
+
+    If rank 0 dies before rank 1 has made commit 17, that one is made again, and the last step is one commit earlier. A loss at
+    each of the two commits meets the last step in both cases.
+    """
     quiet = run(train_by_epochs, max_steps, num_proc=1, min_np=1, max_np=1).results[0]
     last = 21 if max_steps > 0 else 24
     faults = [kill(rank=1, step=6), kill(rank=0, step=17, at="committed"), kill(rank=1, step=18)]
-    faults.append(kill(rank=0, step=last, at="committed"))
+    faults += [kill(rank=0, step=step, at="committed") for step in (last - 1, last)]
     struck = run(train_by_epochs, max_steps, num_proc=2, min_np=2, max_np=2, faults=faults)
-    assert struck.faults == len(faults)
+    assert struck.faults in (len(faults) - 1, len(faults))
     assert quiet["ends"] == ([0, 16, 18] if max_steps > 0 else [0, 16, 20, 24])
     weights = quiet.pop("weights")
     for result in struck.results:

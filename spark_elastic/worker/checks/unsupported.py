@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import sys
+import types
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
+
+from spark_elastic.data.loader import PositionedLoader
 
 # Torch's classes that divide a model among ranks, so that no rank could send the whole of it to a newcomer.
 _SHARDED = ("ZeroRedundancyOptimizer", "FullyShardedDataParallel")
@@ -20,6 +25,8 @@ _HOW_TO_DIVIDE = (
     ". A model that fully_shard divides goes into a spark_elastic.ShardedState, and the norm of its gradients as "
     "float(norm)"
 )
+# What trains, and what training moves on.
+_LIVE = (torch.nn.Module, torch.nn.Parameter, torch.optim.Optimizer, PositionedLoader)
 # The rest of the sentence, by the kind of object.
 _ADVICE = {
     _DTENSOR: _DENSE + _HOW_TO_DIVIDE,
@@ -85,3 +92,30 @@ def check_supported(value: object, name: str) -> None:
         for part, entry in parts:
             if why_unsupported(entry) not in (None, _METRIC):  # a module's metrics come and go with its steps
                 check_supported(entry, f"{name}.{part}")
+
+
+def check_functions(value: object) -> None:
+    """Raise ``TypeError`` for a function, or an object with one, that would travel with a copy of a model or an optimizer."""
+    entries = (value, *vars(value).values()) if hasattr(value, "__dict__") else (value,)
+    for function in entries:
+        if not isinstance(function, types.FunctionType):
+            continue
+        held = next((used for used in _used_by(function) if isinstance(used, _LIVE)), None)
+        if held is not None:
+            kind = type(held).__name__
+            raise TypeError(
+                f"a function in the State, {function.__qualname__}, uses a {kind}, and other ranks would get it with a copy of "
+                f"that {kind}, which nobody trains: keep the function out of the State, and the numbers that it needs in it"
+            )
+
+
+def _used_by(function: types.FunctionType) -> Iterator[object]:
+    """Yield what a function holds that travels with it: its closure, its defaults, and if it is the script's, its globals."""
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # the name has no value yet
+            yield cell.cell_contents
+    yield from function.__defaults__ or ()
+    yield from (function.__kwdefaults__ or {}).values()
+    found = getattr(sys.modules.get(function.__module__), function.__qualname__, None)
+    if found is not function or function.__module__ == "__main__":
+        yield from (function.__globals__.get(name) for name in function.__code__.co_names)

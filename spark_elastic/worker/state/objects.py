@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -77,6 +78,8 @@ class ObjectState(State):
         self._commits = Commits(self._keeper)
         # The structure of the objects when the job begins, which is also that of newcomers; None outside a job.
         self._first_structure: Structure | None = None
+        # The values of the attributes then.
+        self._first_values: dict[str, object] = {}
         self._local: set[str] = {local} if isinstance(local, str) else set(local or ())
         if isinstance(local, Mapping):
             objects = {**objects, **local}
@@ -210,7 +213,8 @@ class ObjectState(State):
             self._keeper.prepare(shared)
         except CannotCopyError as error:
             raise error.named(shared) from error.reason
-        self._first_structure = structure_of(find_objects(self._values(shared=True)))
+        self._first_values = self._values(shared=True)
+        self._first_structure = structure_of(find_objects(self._first_values))
 
     def _prepare_to_divide(self) -> None:
         """Switch to another keeper if an optimizer of the State may be divided among the ranks of this job."""
@@ -245,7 +249,11 @@ class ObjectState(State):
     def _receive(self, arrived: Snapshot, world: World) -> None:
         """Load the commit that has arrived."""
         if arrived.told is not None:
-            follow(find_objects(self._values(shared=True)), arrived.told)
+            structure, rebound = pickle.loads(arrived.told)
+            if structure is not None:
+                follow(find_objects(self._values(shared=True)), structure)
+            for name in rebound:
+                vars(self).pop(name, None)
         self._load_shared(arrived)
         if world.me.commit is None:
             self._own_as_newcomer(world)
@@ -313,9 +321,24 @@ class ObjectState(State):
         self._take(self._commits.steps + 1, 1 if world is None else world.size)
 
     def _tell(self) -> bytes | None:
-        """Describe the changes of structure that a newcomer has to follow before it loads; None if there are none."""
-        first = self._first_structure
-        return None if first is None else tell(find_objects(self._values(shared=True)), first)
+        """Describe the changes of structure that a newcomer has to follow before it loads; None if there are none.
+
+        An attribute may have been set to another object since the job began. What the newcomer has there is then another one's
+        place, such as an entry in a table of the user's, and must not take the content in.
+        """
+        if self._first_structure is None:
+            return None
+        values = self._values(shared=True)
+        structure = tell(find_objects(values), self._first_structure)
+        rebound = [
+            name
+            for name, first in self._first_values.items()
+            if name in values
+            and values[name] is not first
+            and type(first) not in PLAIN
+            and not find_objects({name: first})
+        ]
+        return pickle.dumps((structure, rebound)) if structure is not None or rebound else None
 
     def _values(self, shared: bool) -> dict[str, object]:
         """Return the objects themselves: those that all ranks share, or this rank's own."""
@@ -365,11 +388,11 @@ class ObjectState(State):
             kept.put_back()
         self._commits.steps = content["steps"]
         self._forget_newer(content["objects"])
-        self._load(content["objects"], kept.objects)
+        self._load(content["objects"], kept.objects, kept.originals)
 
     def _load_own(self, own: object) -> None:
         if isinstance(own, Snapshot):
-            self._load(own.view(copies=False), own.objects)
+            self._load(own.view(copies=False), own.objects, own.originals)
 
     def _own_as_newcomer(self, world: World) -> None:
         """Set up the parts of this rank alone, which a newcomer never receives."""
@@ -380,10 +403,21 @@ class ObjectState(State):
             if name not in names:
                 delattr(self, name)
 
-    def _load(self, values: Mapping[str, object], objects: Sequence[Stateful] | None = None) -> None:
+    def _load(
+        self,
+        values: Mapping[str, object],
+        objects: Sequence[Stateful] | None = None,
+        originals: Mapping[str, object] | None = None,
+    ) -> None:
+        """Set the attributes to kept values, in place.
+
+        ``originals``: the values themselves of which these are copies, if they were copied here. An attribute that has been set
+        to another object since goes back to them.
+        """
         live = None if objects is None else iter(objects)
+        present = {**vars(self), **(originals or {})}
         refills = Refills()
         for name, value in values.items():
-            refills.pair(getattr(self, name, None), value)
+            refills.pair(present.get(name), value)
         for name, value in values.items():
-            setattr(self, name, load_tree(getattr(self, name, None), value, live, f"state.{name}", refills))
+            setattr(self, name, load_tree(present.get(name), value, live, f"state.{name}", refills))

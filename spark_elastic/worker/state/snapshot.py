@@ -21,7 +21,7 @@ import torch
 
 from spark_elastic.checkpoint.skeleton import PLAIN, Leaf, StateDict, TensorSpec, is_plain, map_tree
 from spark_elastic.data.loader import PositionedLoader
-from spark_elastic.worker.checks.unsupported import check_supported, why_unsupported
+from spark_elastic.worker.checks.unsupported import check_functions, check_supported, why_unsupported
 from spark_elastic.worker.state.pending_copy import PendingCopy, pending_copy
 from spark_elastic.worker.state.switches import note_switches
 from spark_elastic.worker.state.torchdata_position import read_forward
@@ -205,6 +205,8 @@ def _deep_copy(
     except Exception as error:
         raise CannotCopyError(value, owner, error) from error
     copied_now = dict(itertools.islice(reversed(copies.items()), len(copies) - known))
+    for entry in (value, *copied_now.values()):
+        check_functions(entry)
     held = next(
         (entry for entry in copied_now.values() if isinstance(entry, (torch.optim.Optimizer, PositionedLoader))), None
     )
@@ -363,6 +365,8 @@ class Snapshot:
     own: object = None
     # The live objects from which its ``StateDict``s were taken, in order; None if the copy came from another rank.
     objects: list[Stateful] | None = None
+    # The values of the attributes themselves, by name; None if the copy came from another rank.
+    originals: Mapping[str, object] | None = None
     # Gives these objects back the parts that they had then; None if ``objects`` is None.
     put_back: Callable[[], None] | None = None
     # The ids of these objects, and how many parameters each optimizer had.
@@ -391,6 +395,7 @@ class Snapshot:
         self.pending = self.buffer.copy_from(found.tensors, found.constants)
         self.skeleton = skeleton
         self.objects = found.objects
+        self.originals = shared.get("objects") if isinstance(shared, dict) else None
         self.own = own
 
     def wait(self) -> None:

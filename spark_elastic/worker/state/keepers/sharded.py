@@ -149,6 +149,7 @@ class Sharded(Keeper):
             [place for place, number in enumerate(rest) if number in constants],
         )
         snapshot.skeleton, snapshot.objects, snapshot.own = skeleton, tensors.objects, own
+        snapshot.originals = values
         snapshot.sliced = self._sliced
         if snapshot.put_back is None or snapshot.version != self._templates.version:
             snapshot.put_back = remember(tensors.objects)
@@ -478,5 +479,6 @@ def whole_of(held: Snapshot | None, unsliced: Unsliced, sliced: Sequence[torch.T
     )
     whole.skeleton, whole.told = unsliced.skeleton, unsliced.told
     if held is not None:
-        whole.objects, whole.put_back, whole.told = held.objects, held.put_back, None
+        whole.objects, whole.originals = held.objects, held.originals
+        whole.put_back, whole.told = held.put_back, None
     return whole
