@@ -282,6 +282,73 @@ def test_what_a_restore_gives_is_not_what_the_commit_keeps() -> None:
         state.holder.optimizer.append(2)
 
 
+class Average:
+    def __init__(self) -> None:
+        self.shadow = torch.zeros(1)
+        self.log: list[int] = []
+
+    def update(self) -> None:
+        self.shadow = self.shadow + 1
+        self.log.append(1)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda rate: {"rate": rate}, lambda rate: [rate], Average, lambda rate: torch.tensor([rate])]
+)
+def test_an_attribute_that_was_set_to_another_object_goes_back_to_its_own(make: Callable[..., Any]) -> None:
+    """A table of stages: a reset put the content of the one stage into the other, for good."""
+    stages = [make(0.1), make(0.2)] if make is not Average else [Average(), Average()]
+    if make is Average:
+        stages[1].log.append(1)
+    before = copy.deepcopy(stages)
+    state = TorchState(stage=stages[0])
+    for stage in (stages[1], stages[0]):
+        state.commit()
+        kept, state.stage = state.stage, stage
+        state.restore()
+        assert state.stage is kept
+        state.stage = stage
+    assert list(map(dump, stages)) == list(map(dump, before))
+
+
+def dump(value: Any) -> str:
+    return repr(vars(value) if isinstance(value, Average) else value)
+
+
+def test_a_newcomers_object_does_not_take_in_what_belongs_to_another_one() -> None:
+    with on_stage() as stage:
+        stages = [{"rate": 0.1}, {"rate": 0.2}]
+        donor = TorchState(stage=stages[0], log=[])
+        donor._prepare()
+        stage.begin(donor)
+        assert donor._tell() is None
+        donor.stage = stages[1]
+        donor.log.append(1)
+        told = donor._tell()
+    with on_stage() as stage:
+        mine, log = [{"rate": 0.1}, {"rate": 0.2}], []
+        state = TorchState(stage=mine[0], log=log)
+        stage.told, stage.arriving = told, {"steps": 4, "size": 1, "objects": {"stage": {"rate": 0.2}, "log": [1]}}
+        stage.begin(state, rank=1, others=[CommitId(3, 4)])
+        assert (state.stage, mine, state.log) == ({"rate": 0.2}, [{"rate": 0.1}, {"rate": 0.2}], [1])
+        assert state.log is log
+
+
+@pytest.mark.parametrize("wrap", [lambda function: function, lambda function: [function], Holder])
+def test_a_function_that_would_travel_with_a_model_is_refused(wrap: Callable[[Any], Any]) -> None:
+    """On other ranks it got a copy of the model, and its gradients went nowhere."""
+    net = torch.nn.Linear(1, 1)
+
+    def by_default(net: torch.nn.Module = net) -> Any:
+        return net
+
+    for function in (lambda: net.weight.sum(), by_default):
+        with pytest.raises(TypeError, match=r"a function in the State, .*, uses a Linear, and other ranks would get"):
+            TorchState(penalty=wrap(function)).commit()
+    rate = 0.1
+    TorchState(rate=wrap(lambda: rate), activation=wrap(torch.nn.functional.relu)).commit()
+
+
 class Clipper:
     def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
         self.parameters = parameters
@@ -292,16 +359,6 @@ def test_a_parameter_of_the_states_module_in_an_object_that_would_be_copied_by_v
     with pytest.raises(TypeError, match="a Clipper in the State holds bias, a parameter of a module of the State"):
         TorchState(clipper=Clipper(list(model.parameters())), model=model).commit()
     TorchState(average=Clipper([torch.nn.Parameter(torch.ones(1))]), model=model).commit()
-
-
-class Average:
-    def __init__(self) -> None:
-        self.shadow = torch.zeros(1)
-        self.log: list[int] = []
-
-    def update(self) -> None:
-        self.shadow = self.shadow + 1
-        self.log.append(1)
 
 
 def held() -> dict[str, Any]:
