@@ -1,4 +1,4 @@
-"""Pickles what a driver sends to workers.
+"""Pickles what a driver sends to workers, and what workers send to each other.
 
 Torch's own pickling silently drops the hooks of parameters, and cloudpickle looks for functions with a cache (``lru_cache``) in a
 module that workers do not have, the user's script. Here both travel.
@@ -32,6 +32,13 @@ def dumps(value: object) -> bytes:
     """Pickle a value with cloudpickle, parameters with their hooks. Does not import torch."""
     packed = io.BytesIO()
     _Pickler(packed).dump(value)
+    return packed.getvalue()
+
+
+def dumps_for_peers(value: object) -> bytes:
+    """Pickle a value for another worker, which may run the same script, and then has classes of its own by the same names."""
+    packed = io.BytesIO()
+    _PeerPickler(packed).dump(value)
     return packed.getvalue()
 
 
@@ -90,6 +97,26 @@ def _refuse_sparks_own(value: object) -> None:
     kind = type(value)
     if kind.__name__ in _SPARKS_OWN and kind.__module__.startswith("pyspark."):
         raise TypeError(f"it holds Spark's {kind.__name__}, {_SPARKS_OWN[kind.__name__]}")
+
+
+class _PeerPickler(cloudpickle.Pickler):
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, type) and obj.__module__ == "__main__" and _in_script(obj.__qualname__) is obj:
+            return _class_here, (obj.__qualname__, cloudpickle.dumps(obj))
+        return super().reducer_override(obj)
+
+
+def _in_script(name: str) -> object:
+    """Return what the script that this process runs calls by a name; None if there is nothing."""
+    found: object = sys.modules["__main__"]
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def _class_here(name: str, packed: bytes) -> object:
+    found = _in_script(name)
+    return found if isinstance(found, type) else cloudpickle.loads(packed)
 
 
 class _Called:

@@ -82,13 +82,15 @@ def is_plain(key: object) -> bool:
     return type(key) in PLAIN or (type(key) is tuple and all(map(is_plain, key)))
 
 
-def pickled(content: object, skeleton: Any, purpose: str) -> bytes:
+def pickled(
+    content: object, skeleton: Any, purpose: str, dumps: Callable[[object], bytes] = cloudpickle.dumps
+) -> bytes:
     """Pickle ``content``, which is made from a skeleton. Raises ``TypeError`` naming an object that cannot be pickled.
 
     purpose: what can then not be done with that object, such as "sent to a new worker".
     """
     try:
-        return bytes(cloudpickle.dumps(content))
+        return dumps(content)
     except Exception:
         objects = skeleton.get("objects") if isinstance(skeleton, Mapping) else None
         for name, value in (objects or {}).items():

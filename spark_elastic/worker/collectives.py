@@ -7,10 +7,10 @@ import math
 import pickle
 from typing import TypeVar, cast
 
-import cloudpickle
 import torch
 import torch.distributed as dist
 
+from spark_elastic._pickling import dumps_for_peers
 from spark_elastic.errors import TrainingCodeError
 from spark_elastic.worker.checks.manual_averaging import reductions
 from spark_elastic.worker.context import current_world
@@ -93,7 +93,7 @@ def allgather_object(obj: T) -> list[T]:
     world = current_world()
     if world is None or world.size == 1:
         return [obj]
-    packed = cloudpickle.dumps(obj)
+    packed = dumps_for_peers(obj)
     gathered = [packed] * world.size
     with translated_errors(world):
         dist.all_gather_object(gathered, packed)
@@ -110,7 +110,7 @@ def broadcast_object(obj: T, src: int = 0) -> T:
         return obj
     assert world is not None
     is_source = world.rank == src
-    box = [cloudpickle.dumps(obj) if is_source else b""]
+    box = [dumps_for_peers(obj) if is_source else b""]
     with translated_errors(world):
         dist.broadcast_object_list(box, src)
     return obj if is_source else cast("T", pickle.loads(box[0]))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -151,3 +153,29 @@ def test_what_works_in_sparks_own_tasks_only_is_refused(kind: str, module: str, 
     value = object.__new__(getattr(pytest.importorskip(module), kind))
     with pytest.raises(TypeError, match=words):
         dumps({"mine": [value]})
+
+
+CLASSES = """
+import enum, pickle, sys
+from spark_elastic._pickling import dumps_for_peers
+class Phase(enum.Enum):
+    WARM = 1
+class Item:
+    pass
+if len(sys.argv) == 1:
+    sys.stdout.buffer.write(dumps_for_peers([Phase.WARM, Item(), Item]))
+else:
+    phase, item, kind = pickle.loads(sys.stdin.buffer.read())
+    print(phase is Phase.WARM, type(item) is Item, kind is Item)
+"""
+
+
+def test_peers_that_run_one_script_have_classes_in_common(tmp_path: Path) -> None:
+    """On other ranks, an enum's member was none of the script's, and every comparison with it was False."""
+    script = tmp_path / "script.py"
+    script.write_text(CLASSES)
+    packed = subprocess.run([sys.executable, script], stdout=subprocess.PIPE, check=True).stdout
+    shown = subprocess.run([sys.executable, script, "load"], input=packed, stdout=subprocess.PIPE, check=True).stdout
+    assert shown.split() == [b"True"] * 3
+    phase, *_ = pickle.loads(packed)
+    assert str(phase) == "Phase.WARM", "who runs another script gets the class itself"
