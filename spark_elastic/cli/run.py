@@ -9,9 +9,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import cloudpickle
@@ -145,8 +147,9 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
 def run(options: argparse.Namespace) -> int:
     """Run the target as a job. Raises the job's errors."""
-    import spark_elastic
-    from spark_elastic.worker.scripts import MAX_RESTARTS, RestartOnChange
+    with ending_at_ctrl_c():
+        import spark_elastic
+        from spark_elastic.worker.scripts import MAX_RESTARTS, RestartOnChange
 
     if options.local and (options.master is not None or options.conf):
         raise ValueError("--local trains without Spark, so it cannot be given together with --master or --conf")
@@ -183,6 +186,19 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({"workers": len(results), "seconds": round(time.monotonic() - begun, 3)}))
     return 0
+
+
+@contextmanager
+def ending_at_ctrl_c() -> Iterator[None]:
+    """Let Ctrl-C end this process at once, as long as nothing has been started: imports of torch swallow an exception."""
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield  # it is ignored, as by nohup, or somebody else's
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def torchrun_sizes(nproc_per_node: str | None, nnodes: str | None) -> dict[str, int]:

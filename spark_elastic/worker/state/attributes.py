@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
+import enum
 import pickle
+import random
 import types
 import warnings
 from collections import Counter, deque
@@ -15,7 +18,8 @@ import cloudpickle
 import numpy as np
 import torch
 
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic, np.ndarray, torch.Tensor)
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic, np.ndarray, torch.Tensor, enum.Enum)
+_GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
 _CONTAINERS = (Mapping, list, tuple, set, frozenset, deque)
 # The types that a commit keeps by name, if a module has the object, and the types that may own such a function.
 _NAMED_KINDS = (types.FunctionType, types.BuiltinFunctionType, type, np.ufunc)
@@ -160,7 +164,9 @@ def _is_plain(value: object) -> bool:
         return all(_is_plain(key) and _is_plain(entry) for key, entry in value.items())
     if isinstance(value, _CONTAINERS):
         return all(map(_is_plain, value))
-    return isinstance(value, _PLAIN) or _by_name(value) is not None
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return all(_is_plain(getattr(value, each.name, None)) for each in dataclasses.fields(value))
+    return isinstance(value, (*_PLAIN, *_GENERATORS)) or _by_name(value) is not None
 
 
 def _kept(value: Any) -> Any:

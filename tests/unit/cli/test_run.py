@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 
 import spark_elastic
 from spark_elastic.cli import main
+from spark_elastic.cli.run import ending_at_ctrl_c
 from spark_elastic.cli.script import find_target
 from spark_elastic.protocol.messages import Member
 from spark_elastic.worker import scripts
@@ -199,3 +201,19 @@ def test_it_says_its_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--version"])
     assert (ended.value.code, capsys.readouterr().out) == (0, f"spark-elastic {spark_elastic.__version__}\n")
+
+
+def test_ctrl_c_during_the_imports_ends_the_process() -> None:
+    """Torch swallowed the exception while it was imported, and the job ran as if nothing had happened."""
+    code = (
+        "import os, signal, time; from spark_elastic.cli.run import ending_at_ctrl_c\n"
+        "with ending_at_ctrl_c():\n"
+        "    try:\n"
+        "        os.kill(os.getpid(), signal.SIGINT); time.sleep(60)\n"
+        "    except BaseException: pass"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == -signal.SIGINT
+    before = signal.getsignal(signal.SIGINT)
+    with ending_at_ctrl_c():
+        pass
+    assert signal.getsignal(signal.SIGINT) is before

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import enum
+import random
 import warnings
 from collections import defaultdict, deque
 from typing import Any
@@ -209,3 +212,40 @@ def test_an_attribute_that_becomes_something_else_than_a_commit_keeps_is_told_of
 def test_objects_are_named_by_their_classes_and_numbered_from_the_second_on() -> None:
     first, second = Remembers(), Remembers()
     assert by_name([first, 0, second]) == {"Remembers": first, "int": 0, "Remembers 2": second}
+
+
+class Phase(enum.Enum):
+    WARM = 1
+    MAIN = 2
+
+
+@dataclasses.dataclass
+class Best:
+    loss: float
+    epochs: list[int]
+
+
+def test_enums_dataclasses_and_generators_are_kept() -> None:
+    """They were left out without a word: a newcomer was back in the first phase."""
+
+    class Phases:
+        def __init__(self) -> None:
+            self.phase, self.best = Phase.WARM, Best(1.0, [])
+            self.recent: Any = deque([Best(1.0, [])], maxlen=1)
+            self.generator, self.dice = np.random.default_rng(0), random.Random(0)
+
+        def draw(self) -> tuple[float, float]:
+            return self.generator.random(), self.dice.random()
+
+    callback = Phases()
+    known = begun(callback)
+    callback.phase, callback.best.loss = Phase.MAIN, 0.5
+    callback.best.epochs.append(3)
+    callback.recent.append(Best(0.25, [4]))
+    callback.draw()
+    kept = copy.deepcopy(known.values())
+    following = callback.draw()
+    other = Phases()
+    begun(other).load(kept)
+    assert (other.phase, other.best, other.recent) == (Phase.MAIN, Best(0.5, [3]), deque([Best(0.25, [4])]))
+    assert other.draw() == following
