@@ -93,7 +93,7 @@ def load_model(
     ``CheckpointError`` if the checkpoint has no model of this name or the weights do not fit the module, which may then have
     received some of them, and ``ValueError`` for a module on the meta device.
     """
-    if isinstance(module, type) or not hasattr(module, "load_state_dict"):
+    if isinstance(module, type) or not (hasattr(module, "load_state_dict") and hasattr(module, "parameters")):
         raise TypeError(f"module must be a torch.nn.Module, not {module!r}")
     if any(parameter.is_meta for parameter in module.parameters()):
         raise ValueError(

@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -191,8 +192,9 @@ def run(options: argparse.Namespace) -> int:
 @contextmanager
 def ending_at_ctrl_c() -> Iterator[None]:
     """Let Ctrl-C end this process at once, as long as nothing has been started: imports of torch swallow an exception."""
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield  # it is ignored, as by nohup, or somebody else's
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield  # the signal is ignored, as by nohup, or somebody else's
         return
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dis
+import functools
 import sys
 import types
 from collections.abc import Iterator
@@ -25,8 +27,6 @@ _HOW_TO_DIVIDE = (
     ". A model that fully_shard divides goes into a spark_elastic.ShardedState, and the norm of its gradients as "
     "float(norm)"
 )
-# What trains, and what training moves on.
-_LIVE = (torch.nn.Module, torch.nn.Parameter, torch.optim.Optimizer, PositionedLoader)
 # The rest of the sentence, by the kind of object.
 _ADVICE = {
     _DTENSOR: _DENSE + _HOW_TO_DIVIDE,
@@ -95,18 +95,27 @@ def check_supported(value: object, name: str) -> None:
 
 
 def check_functions(value: object) -> None:
-    """Raise ``TypeError`` for a function, or an object with one, that would travel with a copy of a model or an optimizer."""
+    """Raise ``TypeError`` for a function, or an object with one, that would travel with a copy of what trains."""
+    if isinstance(value, type):
+        return
     entries = (value, *vars(value).values()) if hasattr(value, "__dict__") else (value,)
     for function in entries:
         if not isinstance(function, types.FunctionType):
             continue
-        held = next((used for used in _used_by(function) if isinstance(used, _LIVE)), None)
+        held = next((used for used in _used_by(function) if _trains(used)), None)
         if held is not None:
             kind = type(held).__name__
             raise TypeError(
                 f"a function in the State, {function.__qualname__}, uses a {kind}, and other ranks would get it with a copy of "
                 f"that {kind}, which nobody trains: keep the function out of the State, and the numbers that it needs in it"
             )
+
+
+def _trains(value: object) -> bool:
+    """Whether a value is trained, or moves on as training does."""
+    if isinstance(value, torch.nn.Module):
+        return any(parameter.requires_grad for parameter in value.parameters())
+    return isinstance(value, (torch.nn.Parameter, torch.optim.Optimizer, PositionedLoader))
 
 
 def _used_by(function: types.FunctionType) -> Iterator[object]:
@@ -118,4 +127,12 @@ def _used_by(function: types.FunctionType) -> Iterator[object]:
     yield from (function.__kwdefaults__ or {}).values()
     found = getattr(sys.modules.get(function.__module__), function.__qualname__, None)
     if found is not function or function.__module__ == "__main__":
-        yield from (function.__globals__.get(name) for name in function.__code__.co_names)
+        yield from (function.__globals__.get(name) for name in _globals_of(function.__code__))
+
+
+@functools.lru_cache
+def _globals_of(code: types.CodeType) -> frozenset[str]:
+    """Return the names of the globals that a function reads, and those in it."""
+    own = {each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL"}
+    nested = (_globals_of(each) for each in code.co_consts if isinstance(each, types.CodeType))
+    return frozenset(own.union(*nested))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 import enum
+import functools
 import pickle
-import random
 import types
 import warnings
 from collections import Counter, deque
@@ -18,8 +17,7 @@ import cloudpickle
 import numpy as np
 import torch
 
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic, np.ndarray, torch.Tensor, enum.Enum)
-_GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic, np.ndarray, torch.Tensor)
 _CONTAINERS = (Mapping, list, tuple, set, frozenset, deque)
 # The types that a commit keeps by name, if a module has the object, and the types that may own such a function.
 _NAMED_KINDS = (types.FunctionType, types.BuiltinFunctionType, type, np.ufunc)
@@ -164,9 +162,19 @@ def _is_plain(value: object) -> bool:
         return all(_is_plain(key) and _is_plain(entry) for key, entry in value.items())
     if isinstance(value, _CONTAINERS):
         return all(map(_is_plain, value))
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return all(_is_plain(getattr(value, each.name, None)) for each in dataclasses.fields(value))
-    return isinstance(value, (*_PLAIN, *_GENERATORS)) or _by_name(value) is not None
+    if isinstance(value, enum.Enum):
+        return _travels(type(value))
+    return isinstance(value, _PLAIN) or _by_name(value) is not None
+
+
+@functools.cache
+def _travels(kind: type) -> bool:
+    """Whether a class can be pickled, by its name or as it is."""
+    try:
+        cloudpickle.dumps(kind)
+    except Exception:  # its methods use something that cannot be
+        return False
+    return True
 
 
 def _kept(value: Any) -> Any:

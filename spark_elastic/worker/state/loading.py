@@ -120,7 +120,8 @@ def load_tree(
         else:
             if live is not None and isinstance(target, torch.nn.Module):
                 _reshape(target, kept.content)
-            load_state_dict(target, map_tree(_own, kept.content))
+            copies: dict[int, object] = {}
+            load_state_dict(target, map_tree(lambda value: _own(value, copies), kept.content))
         return target
     if isinstance(kept, torch.Tensor):
         if not fits(present, kept) or refills.is_filled(present):
@@ -145,9 +146,9 @@ def load_tree(
     return refills.take(kept)
 
 
-def _own(value: object) -> object:
+def _own(value: object, copies: dict[int, object]) -> object:
     """Return a copy of anything but a tensor."""
-    return value if type(value) in PLAIN or isinstance(value, torch.Tensor) else copy.deepcopy(value)
+    return value if type(value) in PLAIN or isinstance(value, torch.Tensor) else copy.deepcopy(value, copies)
 
 
 def _fill(content: Any, inside: Any) -> None:

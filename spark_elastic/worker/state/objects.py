@@ -366,8 +366,9 @@ class ObjectState(State):
             return None
         if self._commits.index == 1:  # by the second commit in a generation, the loop has set its attributes
             self._check_local_names()
-        own = Snapshot()
-        own.take(self._values(shared=False), None)
+        own, values = Snapshot(), self._values(shared=False)
+        own.take(values, None)
+        own.originals = values
         own.pending = None  # the copy of the shared part follows on the stream, and is waited for
         return own
 

@@ -365,7 +365,7 @@ class Snapshot:
     own: object = None
     # The live objects from which its ``StateDict``s were taken, in order; None if the copy came from another rank.
     objects: list[Stateful] | None = None
-    # The values of the attributes themselves, by name; None if the copy came from another rank.
+    # The values of the attributes themselves, by name, if they are known.
     originals: Mapping[str, object] | None = None
     # Gives these objects back the parts that they had then; None if ``objects`` is None.
     put_back: Callable[[], None] | None = None
@@ -395,7 +395,7 @@ class Snapshot:
         self.pending = self.buffer.copy_from(found.tensors, found.constants)
         self.skeleton = skeleton
         self.objects = found.objects
-        self.originals = shared.get("objects") if isinstance(shared, dict) else None
+        self.originals = None
         self.own = own
 
     def wait(self) -> None:

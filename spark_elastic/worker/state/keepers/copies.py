@@ -40,6 +40,7 @@ class OnDevice(Keeper):
         snapshot = self.snapshots.spare
         specs, before = snapshot.buffer.specs, snapshot.outline
         snapshot.take({"steps": steps, "size": size, "objects": values}, own, self.part_of, self._templates)
+        snapshot.originals = values
         assert snapshot.objects is not None
         if snapshot.put_back is None or snapshot.version != self._templates.version:
             snapshot.put_back = remember(snapshot.objects)

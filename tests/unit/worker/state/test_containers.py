@@ -311,6 +311,16 @@ def test_an_attribute_that_was_set_to_another_object_goes_back_to_its_own(make: 
     assert list(map(dump, stages)) == list(map(dump, before))
 
 
+def test_an_attribute_of_this_rank_alone_goes_back_to_its_own_object() -> None:
+    seen: list[int] = []
+    state = TorchState(local={"objects": [1, 2], "seen": seen})
+    state.commit()
+    state.seen = [9]
+    state.restore()
+    assert (state.objects, state.seen) == ([1, 2], [])
+    assert state.seen is seen
+
+
 def dump(value: Any) -> str:
     return repr(vars(value) if isinstance(value, Average) else value)
 
@@ -345,8 +355,28 @@ def test_a_function_that_would_travel_with_a_model_is_refused(wrap: Callable[[An
     for function in (lambda: net.weight.sum(), by_default):
         with pytest.raises(TypeError, match=r"a function in the State, .*, uses a Linear, and other ranks would get"):
             TorchState(penalty=wrap(function)).commit()
-    rate = 0.1
+    rate, teacher, criterion = 0.1, torch.nn.Linear(1, 1).requires_grad_(False), torch.nn.CrossEntropyLoss()
     TorchState(rate=wrap(lambda: rate), activation=wrap(torch.nn.functional.relu)).commit()
+    TorchState(soft=wrap(lambda x: criterion(x, teacher(x))), kind=torch.nn.Linear).commit()
+
+
+TRAINED = torch.nn.Linear(1, 1)
+
+
+def test_a_global_of_the_functions_own_script_counts_where_the_function_reads_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def outer() -> Any:
+        return (lambda: TRAINED.weight)()
+
+    def key(row: Any) -> Any:
+        return row.TRAINED
+
+    for function in (outer, key):
+        monkeypatch.setattr(function, "__module__", "__main__")
+    TorchState(key=key).commit()
+    with pytest.raises(TypeError, match=r"outer, uses a Linear"):
+        TorchState(penalty=outer).commit()
 
 
 class Clipper:
