@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 __all__ = ["OpaqueObject", "SavedState", "decode", "encode", "encode_joined"]
 
+# What the tree of a state has from its commit.
+_TREE = ("steps", "size", "rebound", "same")
 TREE, TENSORS, OBJECTS = "tree.json", "tensors.safetensors", "objects.pickle"
 _FILE_OF_TENSORS = re.compile(r"tensors(-\d{5,}-of-\d{5,})?\.safetensors")
 
@@ -44,6 +46,9 @@ class SavedState:
     steps: int
     size: int
     objects: dict[str, object]
+    # Places of the state, as ``Content`` of the keepers names them. Objects outside the job do not matter to a reader.
+    rebound: Sequence[str] = ()
+    same: Mapping[str, str] = field(default_factory=dict)
 
 
 def encode(snapshot: Kept) -> dict[str, Iterable[Buffer]]:
@@ -59,7 +64,7 @@ def encode_joined(mine: EncodedPart, skeleton: Any) -> dict[str, Iterable[Buffer
 
 
 def _tree_files(objects: dict[str, Any], opaque: list[object], skeleton: Any) -> dict[str, Iterable[Buffer]]:
-    tree = {"steps": skeleton["steps"], "size": skeleton["size"], "objects": objects}
+    tree = {**{name: value for name, value in skeleton.items() if name in _TREE}, "objects": objects}
     files: dict[str, Iterable[Buffer]] = {TREE: [json.dumps(tree).encode("ascii")]}
     if opaque:
         files[OBJECTS] = [pickled(opaque, skeleton, "written to a checkpoint")]
@@ -85,7 +90,10 @@ def decode(
         steps, size, objects = tree["steps"], tree["size"], tree["objects"]
         if not (type(steps) is int and type(size) is int and type(objects) is dict and all(map(_is_name, objects))):
             raise ValueError("it is not the tree of a state")
-    return SavedState(name, steps, size, objects)
+        rebound, same = tree.get("rebound", []), tree.get("same", {})
+        if not (type(rebound) is list and type(same) is dict and all(map(_is_name, [*rebound, *same, *same.values()]))):
+            raise ValueError("it does not name places of a state")
+    return SavedState(name, steps, size, objects, rebound, same)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Finds objects and memory that occur in a State twice. Each place is kept by value, so a reset makes them two."""
+"""Finds memory that a State has twice, in itself and in an object that is copied as a whole: a reset makes it two."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ from spark_elastic.worker.checks.unsupported import why_unsupported
 from spark_elastic.worker.checks.user_frames import depth_of_user
 from spark_elastic.worker.state.snapshot import find_objects, has_state_dict
 
-# Types that user code changes in place, and that a State takes apart. Other objects that are in two places, or in an object of
-# the State besides, stay one.
+# Types that user code changes in place, and that a State takes apart. Other objects that an object of the State holds besides
+# stay one.
 _TAKEN_APART = (list, dict, OrderedDict, torch.Tensor)
 
 
 def check_aliases(objects: Mapping[str, object]) -> None:
-    """Warn of a list, a dict or a tensor that is in two places. Raises ``ValueError`` for one that contains itself."""
+    """Warn of a list, a dict or a tensor that an object of the State holds besides.
+
+    Raises ``ValueError`` for a container that contains itself.
+    """
     places: dict[int, str] = {}
     # What objects hold, with its place.
     held: dict[int, tuple[object, str]] = {}
@@ -35,10 +38,7 @@ def check_aliases(objects: Mapping[str, object]) -> None:
                 f"state.{place} is a {type(value).__name__} that contains itself, which a State cannot copy"
             )
         if type(value) in _TAKEN_APART:
-            first = places.setdefault(id(value), place)
-            if first != place:
-                _warn(value, first, place)
-                return
+            places.setdefault(id(value), place)
         above.add(id(value))
         for name, entry in _entries(value):
             look(entry, f"{place}[{name!r}]")
@@ -50,15 +50,12 @@ def check_aliases(objects: Mapping[str, object]) -> None:
         look(value, name)
     for number, (value, place) in held.items():
         if number in places:
-            _warn(value, places[number], place)
-
-
-def _warn(value: object, first: str, second: str) -> None:
-    warnings.warn(
-        f"state.{first} and state.{second} are the same {type(value).__name__}, and a State keeps each by value: on other ranks, "
-        "and after a reset, they are two, and what is put into one is not in the other. Give it to the State once",
-        stacklevel=depth_of_user(),
-    )
+            warnings.warn(
+                f"state.{places[number]} and state.{place} are the same {type(value).__name__}, and a State keeps each by value: "
+                "on other ranks, and after a reset, they are two, and what is put into one is not in the other. Give it to the "
+                "State once",
+                stacklevel=depth_of_user(),
+            )
 
 
 def _entries(value: object) -> Iterable[tuple[object, object]]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, TypeVar, cast
 
 import numpy
 import torch
@@ -13,6 +13,7 @@ import torch
 from spark_elastic.checkpoint.skeleton import PLAIN, StateDict, map_tree
 from spark_elastic.errors import SparkElasticError
 from spark_elastic.worker.module_registers import stepped
+from spark_elastic.worker.state.places import Places
 from spark_elastic.worker.state.snapshot import KeptPart, Stateful, cloned, has_state_dict
 from spark_elastic.worker.state.structure import reshape
 from spark_elastic.worker.state.switches import plain_name, switch_as_noted
@@ -29,38 +30,116 @@ _HEAP_TYPE = 1 << 9
 _COPYING = {"__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__deepcopy__"}
 
 
-class Refills:
-    """Which present objects take in the content of which kept ones, in one load, so that references to them stay valid.
+class Loading:
+    """One load of kept values, which go into the present objects where possible, so that references to these stay valid.
 
-    An object that has been put in two places since the commit can become only one of the two. Kept objects refer to each other,
-    and to themselves: once they have been paired, what they refer to is the present objects, too.
+    Nothing of the result is what is kept. Containers, arrays and objects of plain Python classes are refilled. Kept objects
+    refer to each other, and to themselves: once they have been paired with present ones, what they refer to is the present
+    ones, too.
+
+    Args:
+        places: the objects of which the kept values are copies, if these were copied here. Without it, what is at a place now
+            takes in what is kept of it.
+        rebound: the names of places where another object belongs than is there now.
+        same: the names of places where the object belongs that is at another one, with the name of that.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, places: Places | None = None, rebound: Collection[str] = (), same: Mapping[str, str] | None = None
+    ) -> None:
+        self._at = places
+        self._rebound = frozenset(rebound)
+        self._same = same or {}
+        # By the names of places, what has been loaded there and belongs to others as well.
+        self._shared: dict[str, object] = {}
+        self._sharing = frozenset(self._same.values())
         # By the ids of kept objects, what takes their place; also the memo of copies.
         self._places: dict[int, Any] = {}
         # The ids of present objects that belong to a kept one, and of those that have taken its content in.
         self._paired: set[int] = set()
         self._filled: set[int] = set()
 
-    def pair(self, present: Any, kept: Any) -> None:
+    def load(self, present: Mapping[str, object], kept: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+        """Yield what belongs under each name: the present object with the kept content if possible, else a copy.
+
+        Raises ``SparkElasticError`` for a state dict where no object can load it.
+        """
+        for name, value in kept.items():
+            self._pair(present.get(name), value, name)
+        for name, value in kept.items():
+            yield name, self._load(present.get(name), value, name)
+
+    def _pair(self, present: Any, kept: Any, name: str) -> None:
         """Note which of the objects in a present tree belong to those in a kept one."""
         kind = type(kept)
-        if kind in PLAIN or isinstance(kept, (StateDict, KeptPart, torch.Tensor)):
+        if kind in PLAIN or isinstance(kept, (StateDict, KeptPart, torch.Tensor)) or name in self._same:
             return
-        if kind in (dict, OrderedDict):
-            named = present if isinstance(present, dict) else {}
-            for key, value in kept.items():
-                self.pair(named.get(key), value)
-        elif kind in (list, tuple):
-            beside = present if isinstance(present, (list, tuple)) else ()
-            for place, value in enumerate(kept):
-                self.pair(beside[place] if place < len(beside) else None, value)
-        elif id(kept) not in self._places and id(present) not in self._paired and _can_be_refilled(present, kept):
+        present = self._original(name, present)
+        if kind in (dict, OrderedDict, list, tuple):
+            for key, beside, value in _entries(present, kept):
+                self._pair(beside, value, f"{name}[{key!r}]")
+        elif (
+            name not in self._rebound
+            and id(kept) not in self._places
+            and id(present) not in self._paired
+            and _can_be_refilled(present, kept)
+        ):
             self._places[id(kept)] = present
             self._paired.add(id(present))
 
-    def take(self, kept: Any) -> object:
+    def _load(self, present: Any, kept: Any, name: str) -> object:
+        if type(kept) in PLAIN:
+            return kept
+        if self._same.get(name) in self._shared:
+            return self._shared[self._same[name]]
+        loaded = self._loaded(self._original(name, present), kept, name)
+        if name in self._sharing:
+            self._shared[name] = loaded
+        return loaded
+
+    def _original(self, name: str, present: object) -> object:
+        return present if self._at is None else self._at.at(name)
+
+    def _loaded(self, present: Any, kept: Any, name: str) -> object:
+        if isinstance(kept, (StateDict, KeptPart)):
+            self._load_stateful(present, kept, name)
+            return present
+        if isinstance(kept, torch.Tensor):
+            return self._load_tensor(present, kept, name)
+        kind: Any = type(kept)
+        if kind not in (dict, OrderedDict, list, tuple):
+            return self._take(kept)
+        entries = [
+            (key, self._load(beside, value, f"{name}[{key!r}]")) for key, beside, value in _entries(present, kept)
+        ]
+        if kind is OrderedDict:
+            return _with_metadata(OrderedDict(entries), kept)
+        return self._fill(present, dict(entries) if kind is dict else kind(value for _, value in entries), name)
+
+    def _load_stateful(self, target: object, kept: StateDict | KeptPart, name: str) -> None:
+        if not has_state_dict(target):
+            raise SparkElasticError(
+                f"state.{name} was saved with a state dict, but is {type(target).__name__} here; give it to the "
+                "State on every rank, above the elastic function"
+            )
+        if isinstance(kept, KeptPart):
+            copy.deepcopy(kept).load_into(target)
+            return
+        if self._at is not None and isinstance(target, torch.nn.Module):
+            _reshape(target, kept.content)
+        copies: dict[int, object] = {}
+        load_state_dict(target, map_tree(lambda value: _own(value, copies), kept.content))
+
+    def _load_tensor(self, present: Any, kept: torch.Tensor, name: str) -> torch.Tensor:
+        if name in self._rebound or id(present) in self._filled or not fits(present, kept):
+            return kept.clone()
+        self._filled.add(id(present))
+        with torch.no_grad():
+            present.copy_(kept)
+        present.grad = None
+        return cast(torch.Tensor, present)
+
+    def _take(self, kept: Any) -> object:
         """Return what takes the place of a kept object, with its content."""
         present = self._places.get(id(kept))
         if present is None or id(present) not in self._paired:
@@ -75,75 +154,25 @@ class Refills:
                 _fill(vars(present), copy.deepcopy(vars(kept), self._places))
         return present
 
-    def is_filled(self, present: object) -> bool:
-        """Whether an object, a container or a tensor has taken in what was kept."""
-        return id(present) in self._filled
-
-    def fill(self, present: Any, loaded: Any) -> object:
+    def _fill(self, present: Any, loaded: Any, name: str) -> object:
         """Return loaded entries, in the present container if that is of the same kind."""
-        if id(present) in self._filled or not _can_be_refilled(present, loaded):
+        if name in self._rebound or id(present) in self._filled or not _can_be_refilled(present, loaded):
             return loaded
         self._filled.add(id(present))
         _fill(present, loaded)
         return present
 
-    def fill_tensor(self, present: torch.Tensor, kept: torch.Tensor) -> None:
-        """Copy a kept tensor into a present one."""
-        self._filled.add(id(present))
-        with torch.no_grad():
-            present.copy_(kept)
-        present.grad = None
 
-
-def load_tree(
-    present: Any, kept: Any, live: Iterator[object] | None, name: str, refills: Refills | None = None
-) -> object:
-    """Set the present value to the kept one and return it: the same object if possible, else a copy. Nothing of it is kept's.
-
-    ``live`` yields the objects from which the ``StateDict``s were taken, in order, wherever they are by now; without it they
-    are looked up where they were. ``name`` names the place. Containers, arrays and objects of plain Python classes are
-    refilled, so that references in user code stay valid. ``refills``: of a load to which this tree belongs with others, all of
-    which have been paired.
-    """
-    if refills is None:
-        refills = Refills()
-        refills.pair(present, kept)
-    if isinstance(kept, (StateDict, KeptPart)):
-        target = present if live is None else next(live)
-        if not has_state_dict(target):
-            raise SparkElasticError(
-                f"{name} was saved with a state dict, but is {type(target).__name__} here; give it to the "
-                "State on every rank, above the elastic function"
-            )
-        if isinstance(kept, KeptPart):
-            copy.deepcopy(kept).load_into(target)
-        else:
-            if live is not None and isinstance(target, torch.nn.Module):
-                _reshape(target, kept.content)
-            copies: dict[int, object] = {}
-            load_state_dict(target, map_tree(lambda value: _own(value, copies), kept.content))
-        return target
-    if isinstance(kept, torch.Tensor):
-        if not fits(present, kept) or refills.is_filled(present):
-            return kept.clone()
-        refills.fill_tensor(present, kept)
-        return present
-    kind = type(kept)
-    if kind in PLAIN:
-        return kept
-    if kind in (dict, OrderedDict):
+def _entries(present: object, kept: Any) -> Iterator[tuple[object, object, object]]:
+    """Yield the keys and values of a kept container, with what is at the same place in the present one."""
+    if isinstance(kept, dict):
         named = present if isinstance(present, dict) else {}
-        loaded = {
-            key: load_tree(named.get(key), value, live, f"{name}[{key!r}]", refills) for key, value in kept.items()
-        }
-        return refills.fill(present, loaded) if kind is dict else _with_metadata(OrderedDict(loaded), kept)
-    if kind in (list, tuple):
-        beside = [*(present if isinstance(present, (list, tuple)) else ()), *([None] * len(kept))]
-        entries = kind(
-            load_tree(beside[place], value, live, f"{name}[{place}]", refills) for place, value in enumerate(kept)
-        )
-        return refills.fill(present, entries)
-    return refills.take(kept)
+        for key, value in kept.items():
+            yield key, named.get(key), value
+    else:
+        beside = present if isinstance(present, (list, tuple)) else ()
+        for place, value in enumerate(kept):
+            yield place, beside[place] if place < len(beside) else None, value
 
 
 def _own(value: object, copies: dict[int, object]) -> object:

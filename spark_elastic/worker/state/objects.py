@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 
@@ -24,9 +24,11 @@ from spark_elastic.worker.job import Job, current_job, present_world
 from spark_elastic.worker.state.base import State
 from spark_elastic.worker.state.commits import Commits
 from spark_elastic.worker.state.keepers import Keeper, OnDevice, dividing_keeper
-from spark_elastic.worker.state.loading import Refills, load_tree
+from spark_elastic.worker.state.keepers.keeper import Content
+from spark_elastic.worker.state.loading import Loading
+from spark_elastic.worker.state.places import Places
 from spark_elastic.worker.state.repair import hand_out
-from spark_elastic.worker.state.snapshot import CannotCopyError, Snapshot, Stateful, find_objects
+from spark_elastic.worker.state.snapshot import CannotCopyError, Snapshot, find_objects
 from spark_elastic.worker.state.structure import Structure, follow, structure_of, tell
 from spark_elastic.worker.world import World
 from spark_elastic.worker.zero import divides, find_divisible
@@ -78,8 +80,8 @@ class ObjectState(State):
         self._commits = Commits(self._keeper)
         # The structure of the objects when the job begins, which is also that of newcomers; None outside a job.
         self._first_structure: Structure | None = None
-        # The values of the attributes then.
-        self._first_values: dict[str, object] = {}
+        # Which objects are where then.
+        self._first_places: Places | None = None
         self._local: set[str] = {local} if isinstance(local, str) else set(local or ())
         if isinstance(local, Mapping):
             objects = {**objects, **local}
@@ -198,7 +200,7 @@ class ObjectState(State):
             for name in unequal:
                 if name not in received and name in values:
                     delattr(self, name)
-            self._load(received)
+            self._load(received, rebound=self._rebound(Places(values)))
 
     def _keep_first(self) -> None:
         """Outside a job, where no generation is sealed, keep the initial values, if they can be copied already."""
@@ -213,8 +215,7 @@ class ObjectState(State):
             self._keeper.prepare(shared)
         except CannotCopyError as error:
             raise error.named(shared) from error.reason
-        self._first_values = self._values(shared=True)
-        self._first_structure = structure_of(find_objects(self._first_values))
+        self._first_structure = structure_of(find_objects(shared))
 
     def _prepare_to_divide(self) -> None:
         """Switch to another keeper if an optimizer of the State may be divided among the ranks of this job."""
@@ -235,6 +236,8 @@ class ObjectState(State):
         for name, value in shared.items():
             map_tree(partial(check_is_shared, name=name), value)
         self._keeper.begin(shared)
+        if self._first_places is None:
+            self._first_places = Places(shared)
         super()._begin(job)
 
     def _lend(self) -> Lender:
@@ -249,11 +252,7 @@ class ObjectState(State):
     def _receive(self, arrived: Snapshot, world: World) -> None:
         """Load the commit that has arrived."""
         if arrived.told is not None:
-            structure, rebound = pickle.loads(arrived.told)
-            if structure is not None:
-                follow(find_objects(self._values(shared=True)), structure)
-            for name in rebound:
-                vars(self).pop(name, None)
+            follow(find_objects(self._values(shared=True)), pickle.loads(arrived.told))
         self._load_shared(arrived)
         if world.me.commit is None:
             self._own_as_newcomer(world)
@@ -284,7 +283,7 @@ class ObjectState(State):
         present = self._values(shared=True)
         replaced, dropped = replaced_settings(present, saved.objects), dropped_objects(present, saved.objects)
         try:
-            self._load(saved.objects)
+            self._load(saved.objects, rebound=saved.rebound, same=saved.same)
         except Exception as error:
             misfit = CheckpointError(
                 f"checkpoint {saved.name} does not fit this state: {error}; give another checkpoint= to start over"
@@ -309,10 +308,19 @@ class ObjectState(State):
 
     def _take(self, steps: int, size: int) -> None:
         """Begin a commit of the present values, made by a world of this size."""
+        values = self._values(shared=True)
+        places = Places(values)
+        content: Content = {
+            "steps": steps,
+            "size": size,
+            "objects": values,
+            "rebound": self._rebound(places),
+            "same": places.same,
+        }
         try:
-            has_changed = self._keeper.take(steps, size, self._values(shared=True), self._own_part())
+            has_changed = self._keeper.take(content, places, self._own_part())
         except CannotCopyError as error:
-            raise error.named({**self._values(shared=True), **self._values(shared=False)}) from error.reason
+            raise error.named({**values, **self._values(shared=False)}) from error.reason
         if has_changed:
             self._tell()  # a change that cannot be described to a newcomer raises now, on every rank
 
@@ -321,24 +329,14 @@ class ObjectState(State):
         self._take(self._commits.steps + 1, 1 if world is None else world.size)
 
     def _tell(self) -> bytes | None:
-        """Describe the changes of structure that a newcomer has to follow before it loads; None if there are none.
-
-        An attribute may have been set to another object since the job began. What the newcomer has there is then another one's
-        place, such as an entry in a table of the user's, and must not take the content in.
-        """
+        """Describe the changes of structure that a newcomer has to follow before it loads; None if there are none."""
         if self._first_structure is None:
             return None
-        values = self._values(shared=True)
-        structure = tell(find_objects(values), self._first_structure)
-        rebound = [
-            name
-            for name, first in self._first_values.items()
-            if name in values
-            and values[name] is not first
-            and type(first) not in PLAIN
-            and not find_objects({name: first})
-        ]
-        return pickle.dumps((structure, rebound)) if structure is not None or rebound else None
+        structure = tell(find_objects(self._values(shared=True)), self._first_structure)
+        return None if structure is None else pickle.dumps(structure)
+
+    def _rebound(self, places: Places) -> list[str]:
+        return [] if self._first_places is None else places.rebound(self._first_places)
 
     def _values(self, shared: bool) -> dict[str, object]:
         """Return the objects themselves: those that all ranks share, or this rank's own."""
@@ -368,7 +366,7 @@ class ObjectState(State):
             self._check_local_names()
         own, values = Snapshot(), self._values(shared=False)
         own.take(values, None)
-        own.originals = values
+        own.places = Places(values)
         own.pending = None  # the copy of the shared part follows on the stream, and is waited for
         return own
 
@@ -389,11 +387,11 @@ class ObjectState(State):
             kept.put_back()
         self._commits.steps = content["steps"]
         self._forget_newer(content["objects"])
-        self._load(content["objects"], kept.objects, kept.originals)
+        self._load(content["objects"], kept.places, content["rebound"], content["same"])
 
     def _load_own(self, own: object) -> None:
         if isinstance(own, Snapshot):
-            self._load(own.view(copies=False), own.objects, own.originals)
+            self._load(own.view(copies=False), own.places)
 
     def _own_as_newcomer(self, world: World) -> None:
         """Set up the parts of this rank alone, which a newcomer never receives."""
@@ -407,18 +405,12 @@ class ObjectState(State):
     def _load(
         self,
         values: Mapping[str, object],
-        objects: Sequence[Stateful] | None = None,
-        originals: Mapping[str, object] | None = None,
+        places: Places | None = None,
+        rebound: Collection[str] = (),
+        same: Mapping[str, str] | None = None,
     ) -> None:
-        """Set the attributes to kept values, in place.
-
-        ``originals``: the values themselves of which these are copies, if they were copied here. An attribute that has been set
-        to another object since goes back to them.
-        """
-        live = None if objects is None else iter(objects)
-        present = {**vars(self), **(originals or {})}
-        refills = Refills()
-        for name, value in values.items():
-            refills.pair(present.get(name), value)
-        for name, value in values.items():
-            setattr(self, name, load_tree(present.get(name), value, live, f"state.{name}", refills))
+        """Set the attributes to kept values, in place; see ``Loading``."""
+        if places is not None:
+            rebound, same = (), places.same
+        for name, value in Loading(places, rebound, same).load(vars(self), values):
+            setattr(self, name, value)

@@ -179,4 +179,4 @@ def _receive(world: World, plan: RepairPlan, way: Transport, staging: Snapshot, 
     staging.buffer.fit(specs)
     for flat in staging.buffer.flats:
         fill(flat, lambda piece: way.receive(piece, source))
-    staging.skeleton, staging.objects, staging.originals, staging.put_back = skeleton, None, None, None
+    staging.skeleton, staging.objects, staging.places, staging.put_back = skeleton, None, None, None

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, TypeVar
 
 import torch
 
@@ -25,6 +25,9 @@ from spark_elastic.worker.checks.unsupported import check_functions, check_suppo
 from spark_elastic.worker.state.pending_copy import PendingCopy, pending_copy
 from spark_elastic.worker.state.switches import note_switches
 from spark_elastic.worker.state.torchdata_position import read_forward
+
+if TYPE_CHECKING:
+    from spark_elastic.worker.state.places import Places
 
 T = TypeVar("T")
 
@@ -365,8 +368,8 @@ class Snapshot:
     own: object = None
     # The live objects from which its ``StateDict``s were taken, in order; None if the copy came from another rank.
     objects: list[Stateful] | None = None
-    # The values of the attributes themselves, by name, if they are known.
-    originals: Mapping[str, object] | None = None
+    # The objects of which it is a copy, by their places, if they are known.
+    places: Places | None = None
     # Gives these objects back the parts that they had then; None if ``objects`` is None.
     put_back: Callable[[], None] | None = None
     # The ids of these objects, and how many parameters each optimizer had.
@@ -395,7 +398,7 @@ class Snapshot:
         self.pending = self.buffer.copy_from(found.tensors, found.constants)
         self.skeleton = skeleton
         self.objects = found.objects
-        self.originals = None
+        self.places = None
         self.own = own
 
     def wait(self) -> None:

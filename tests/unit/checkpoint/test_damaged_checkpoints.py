@@ -247,8 +247,10 @@ def test_an_object_that_is_not_in_its_file_is_damage(saved: Saved) -> None:
      b'{"steps": "1", "size": 1, "objects": {}}', b'{"steps": 1, "size": true, "objects": {}}',
      b'{"steps": 1, "size": 1, "objects": []}', b'{"steps": 1, "size": 1, "objects": {"_job": 1}}',
      b'{"steps": 1, "steps": 2, "size": 1, "objects": {}}', b'{"steps": 1, "size": 1, "objects": {"a": NaN}}',
+     b'{"steps": 1, "size": 1, "objects": {}, "rebound": [3]}', b'{"steps": 1, "size": 1, "objects": {}, "rebound": {}}',
+     b'{"steps": 1, "size": 1, "objects": {}, "same": []}', b'{"steps": 1, "size": 1, "objects": {}, "same": {"a": 1}}',
      b'{"steps": 1, "size": 1, "objects": {"a": ' + b'{"$tuple": [' * 50_000 + b"]}" * 50_000 + b"}}"],
-    ids=range(17),
+    ids=range(21),
 )  # fmt: skip
 def test_a_tree_that_is_none_is_damage(saved: Saved, text: bytes) -> None:
     saved.replace("tree.json", text)

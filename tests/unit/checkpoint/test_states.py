@@ -99,6 +99,32 @@ def test_steps_are_counted_on_from_those_before(stage: Stage, url: str) -> None:
     assert state.epoch == 6
 
 
+def test_what_was_set_to_another_object_comes_back_as_a_copy(stage: Stage, url: str) -> None:
+    """The content of the one stage went into the other one of the new job's table."""
+
+    def made() -> tuple[list[dict[str, float]], Any]:
+        stages = [{"rate": 0.1}, {"rate": 0.2}]
+        first = {"stage": stages[0], 1: stages[0]}
+        return stages, ObjectState(stage=stages[0], config=first, last=numpy.zeros(1), all=stages, log=[])
+
+    for commits in range(3):
+        stages, state = made()
+        log = state.log
+        new_run(stage, url, state)
+        assert stages == [{"rate": 0.1}, {"rate": 0.2}]
+        assert state.log is log
+        assert len(log) == commits
+        assert state.all is stages
+        if commits:
+            assert state.stage is state.config["stage"] is stages[1]
+            assert state.config[1] is stages[0]
+            assert state.last.tolist() == [commits]
+        state.log.append(1)
+        state.stage = state.config["stage"] = stages[1]
+        state.last = state.last + 1
+        commit(stage, state)
+
+
 def test_objects_of_every_kind_come_back_with_their_types(stage: Stage, url: str) -> None:
     objects = {"own": Progress(3), "array": numpy.arange(3), "odd": {frozenset([1]): torch.ones(2)}, "pair": (1, [2])}
     commit(stage, new_run(stage, url, ObjectState(**objects)))

@@ -27,9 +27,10 @@ from spark_elastic.worker.state.fully_sharded.model import Divided, ShardedModel
 from spark_elastic.worker.state.fully_sharded.rows import choose_giver, choose_kept, pieces
 from spark_elastic.worker.state.gathering import exchange, receive_all
 from spark_elastic.worker.state.keepers.copies import send_whole
-from spark_elastic.worker.state.keepers.keeper import Keeper
+from spark_elastic.worker.state.keepers.keeper import Content, Keeper
 from spark_elastic.worker.state.keepers.sharded import place_in_ring
 from spark_elastic.worker.state.pending_copy import PendingCopy
+from spark_elastic.worker.state.places import Places
 from spark_elastic.worker.state.snapshot import Found, Snapshot, SnapshotPair, flatten
 from spark_elastic.worker.state.structure import outline, remember
 from spark_elastic.worker.world import World
@@ -80,9 +81,8 @@ class FullySharded(Keeper):
     def prepare(self, values: Mapping[str, object]) -> None:
         flatten(values, Found())
 
-    def take(self, steps: int, size: int, values: Mapping[str, object], own: object) -> bool:
+    def take(self, content: Content, places: Places, own: object) -> bool:
         world, model = present_world(), self.model
-        content = {"steps": steps, "size": size, "objects": values}
         if world is None or model is None:
             small = _snapshot(content, own)
             self._current = ShardedCommit(small)

@@ -8,8 +8,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from spark_elastic.checkpoint.skeleton import Lender, StateDict
-from spark_elastic.worker.state.keepers.keeper import Keeper
+from spark_elastic.worker.state.keepers.keeper import Content, Keeper
 from spark_elastic.worker.state.pending_copy import PendingCopy
+from spark_elastic.worker.state.places import Places
 from spark_elastic.worker.state.repair import plan_repair, repair
 from spark_elastic.worker.state.snapshot import KeptPart, Snapshot, SnapshotPair, Stateful, as_state_dict
 from spark_elastic.worker.state.structure import outline, remember
@@ -35,12 +36,12 @@ class OnDevice(Keeper):
     def prepare(self, values: Mapping[str, object]) -> None:
         self.snapshots.make_room(values, self.part_of)
 
-    def take(self, steps: int, size: int, values: Mapping[str, object], own: object) -> bool:
+    def take(self, content: Content, places: Places, own: object) -> bool:
         self._is_taken = False
         snapshot = self.snapshots.spare
         specs, before = snapshot.buffer.specs, snapshot.outline
-        snapshot.take({"steps": steps, "size": size, "objects": values}, own, self.part_of, self._templates)
-        snapshot.originals = values
+        snapshot.take(content, own, self.part_of, self._templates)
+        snapshot.places = places
         assert snapshot.objects is not None
         if snapshot.put_back is None or snapshot.version != self._templates.version:
             snapshot.put_back = remember(snapshot.objects)

@@ -70,9 +70,8 @@ class InPlace(PartlyCopied):
         )
 
     def copy_whole(self, values: Mapping[str, object]) -> Snapshot:
-        light = self.current.skeleton
         whole = Snapshot()
-        whole.take({"steps": light["steps"], "size": light["size"], "objects": values}, None)
+        whole.take({**self.current.skeleton, "objects": values}, None)
         return whole
 
 

@@ -4,24 +4,39 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from spark_elastic.checkpoint.parts import Part
 from spark_elastic.checkpoint.skeleton import Lender
 from spark_elastic.protocol.messages import CommitId, Slices
 from spark_elastic.worker.state.pending_copy import PendingCopy
+from spark_elastic.worker.state.places import Places
 from spark_elastic.worker.state.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from spark_elastic.worker.world import World
 
 
+class Content(TypedDict):
+    """What a commit holds, and other ranks and durable checkpoints get."""
+
+    # How many commits there have been.
+    steps: int
+    # The size of the world that made this one.
+    size: int
+    # The live objects that all ranks share, by name.
+    objects: Mapping[str, object]
+    # The places that hold other objects than when the job began, and those that hold the object of an earlier place, whose name
+    # is beside them; see ``Places``.
+    rebound: list[str]
+    same: Mapping[str, str]
+
+
 class Keeper(ABC):
     """Keeps the last commit of one state. Used by the user's thread, except that a ``Lender`` ends its loan on another one.
 
     A commit takes two steps: ``take`` begins it, and ``settle`` makes it the one that counts. Until ``settle`` is called, the
-    commit before remains in force. ``values`` are always the live objects that all ranks share, by name; ``steps`` and ``size``
-    are stored in the commit: how many commits there have been, and the size of the world that made this one.
+    commit before remains in force. ``values`` are always the live objects that all ranks share, by name.
     """
 
     # The keeper's name in the table, which errors mention.
@@ -43,8 +58,8 @@ class Keeper(ABC):
         """Get ready for a generation: the user's function is about to be entered with these values."""
 
     @abstractmethod
-    def take(self, steps: int, size: int, values: Mapping[str, object], own: object) -> bool:
-        """Copy the present values, and keep ``own``, this rank's own part. A GPU may still be copying when this returns.
+    def take(self, content: Content, places: Places, own: object) -> bool:
+        """Copy the content, and keep ``own``, this rank's own part. A GPU may still be copying when this returns.
 
         An abort of the world can spoil what a GPU copies behind reductions, even if this method waits for it. ``pending`` is
         asked for afterwards, and a commit whose copy ended after the abort does not count.

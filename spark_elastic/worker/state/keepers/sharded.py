@@ -29,9 +29,10 @@ from spark_elastic.worker.job import present_world
 from spark_elastic.worker.state.gathering import Unsliced, gather, plan_gather
 from spark_elastic.worker.state.keepers.copies import WholeCopies, send_whole
 from spark_elastic.worker.state.keepers.in_place import SmallOptimizer, SmallPart, small_part
-from spark_elastic.worker.state.keepers.keeper import Keeper
+from spark_elastic.worker.state.keepers.keeper import Content, Keeper
 from spark_elastic.worker.state.optimizer_moves import KeptParts, move, numbers_by_rank, plan_moves
 from spark_elastic.worker.state.pending_copy import PendingCopy
+from spark_elastic.worker.state.places import Places
 from spark_elastic.worker.state.slices import SliceBuffer, choose_slices, slice_of
 from spark_elastic.worker.state.snapshot import (
     Found,
@@ -123,18 +124,18 @@ class Sharded(Keeper):
             if optimizer.division is not None:
                 optimizer.divide(None, {} if self._unsealed is None else self._unsealed[place])
 
-    def take(self, steps: int, size: int, values: Mapping[str, object], own: object) -> bool:
+    def take(self, content: Content, places: Places, own: object) -> bool:
         self._is_taken = False
         snapshot = self._spare
         snapshot.commit = None
-        skeleton, tensors = self._find({"steps": steps, "size": size, "objects": values})
+        skeleton, tensors = self._find(content)
         sliced = [tensors.tensors[number] for number in self._sliced]
         is_sliced = set(self._sliced)
         rest = [number for number in range(len(tensors.tensors)) if number not in is_sliced]
         constants = set(tensors.constants)
         before = snapshot.buffer.specs, snapshot.slices.specs, snapshot.outline
         specs = tuple(TensorSpec(t.dtype, str(t.device), tuple(t.shape)) for t in sliced)
-        divisible = find_divisible(values)
+        divisible = find_divisible(content["objects"])
         for optimizer in divisible:
             if optimizer.division is None and self._division is not None:
                 # The optimizer is new since the last commit, and each rank has had its whole state.
@@ -149,7 +150,7 @@ class Sharded(Keeper):
             [place for place, number in enumerate(rest) if number in constants],
         )
         snapshot.skeleton, snapshot.objects, snapshot.own = skeleton, tensors.objects, own
-        snapshot.originals = values
+        snapshot.places = places
         snapshot.sliced = self._sliced
         if snapshot.put_back is None or snapshot.version != self._templates.version:
             snapshot.put_back = remember(tensors.objects)
@@ -479,6 +480,6 @@ def whole_of(held: Snapshot | None, unsliced: Unsliced, sliced: Sequence[torch.T
     )
     whole.skeleton, whole.told = unsliced.skeleton, unsliced.told
     if held is not None:
-        whole.objects, whole.originals = held.objects, held.originals
+        whole.objects, whole.places = held.objects, held.places
         whole.put_back, whole.told = held.put_back, None
     return whole

@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import dataclasses
 import enum
+import itertools
 import pickle
 import random
+import weakref
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from typing import Any
@@ -311,6 +313,45 @@ def test_an_attribute_that_was_set_to_another_object_goes_back_to_its_own(make: 
     assert list(map(dump, stages)) == list(map(dump, before))
 
 
+@pytest.mark.parametrize("kept_in", [dict, list])
+def test_an_entry_that_was_set_to_another_object_goes_back_to_its_own(kept_in: type) -> None:
+    stages: list[Any] = [[1], {"rate": 2}, Average(), torch.ones(2), numpy.ones(2)]
+    before = [dump(stage) for stage in stages]
+    state = TorchState(outer=kept_in([(0, stages[0])]) if kept_in is dict else [stages[0]])
+    for kept, other in itertools.permutations(stages, 2):
+        state.outer[0] = kept
+        state.commit()
+        state.outer[0] = other
+        state.restore()
+        assert state.outer[0] is kept
+    assert [dump(stage) for stage in stages] == before
+
+
+def test_what_is_in_two_places_is_one_again_after_it_was_not() -> None:
+    shared: list[int] = [1]
+    model = torch.nn.Linear(1, 1)
+    state = TorchState(first=shared, second={"of": shared}, models=[model, torch.nn.Linear(1, 1)], current=model)
+    state.commit()
+    state.second["of"] = [3]
+    shared.append(2)
+    state.current = state.models[1]
+    state.restore()
+    assert state.first is state.second["of"] is shared
+    assert (shared, state.current) == ([1], model)
+
+
+def test_large_tensors_and_arrays_are_not_kept_alive() -> None:
+    state = TorchState(large=torch.ones(3), rows=[numpy.ones(3)])
+    with on_stage() as stage:
+        stage.begin(state)
+        state.commit()
+        gone = [weakref.ref(state.large), weakref.ref(state.rows[0])]
+        state.large, state.rows[0] = torch.zeros(3), numpy.zeros(3)
+        assert [reference() for reference in gone] == [None, None]
+        state.restore()
+        assert (state.large.tolist(), state.rows[0].tolist()) == ([1] * 3, [1] * 3)
+
+
 def test_an_attribute_of_this_rank_alone_goes_back_to_its_own_object() -> None:
     seen: list[int] = []
     state = TorchState(local={"objects": [1, 2], "seen": seen})
@@ -328,20 +369,26 @@ def dump(value: Any) -> str:
 def test_a_newcomers_object_does_not_take_in_what_belongs_to_another_one() -> None:
     with on_stage() as stage:
         stages = [{"rate": 0.1}, {"rate": 0.2}]
-        donor = TorchState(stage=stages[0], log=[])
+        donor = TorchState(stage=stages[0], config={"stage": stages[0]}, both=(stages[0], {}), log=[])
         donor._prepare()
         stage.begin(donor)
-        assert donor._tell() is None
-        donor.stage = stages[1]
+        donor.stage = donor.config["stage"] = stages[1]
+        donor.both = (stages[0], stages[1])
         donor.log.append(1)
-        told = donor._tell()
+        donor.commit()
+        sent = pickle.loads(cloudpickle.dumps(donor._keeper.current.skeleton))
     with on_stage() as stage:
-        mine, log = [{"rate": 0.1}, {"rate": 0.2}], []
-        state = TorchState(stage=mine[0], log=log)
-        stage.told, stage.arriving = told, {"steps": 4, "size": 1, "objects": {"stage": {"rate": 0.2}, "log": [1]}}
+        mine, log, config = [{"rate": 0.1}, {"rate": 0.2}], [], {}
+        config["stage"] = mine[0]
+        state = TorchState(stage=mine[0], config=config, both=(mine[0], {}), log=log)
+        stage.arriving = sent
         stage.begin(state, rank=1, others=[CommitId(3, 4)])
         assert (state.stage, mine, state.log) == ({"rate": 0.2}, [{"rate": 0.1}, {"rate": 0.2}], [1])
+        assert (state.log, state.config, state.both[0]) == (log, config, mine[0])
         assert state.log is log
+        assert state.config is config
+        assert state.both[0] is mine[0]
+        assert state.stage is state.config["stage"] is state.both[1]
 
 
 @pytest.mark.parametrize("wrap", [lambda function: function, lambda function: [function], Holder])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from spark_elastic.errors import SparkElasticError
-from spark_elastic.worker.state.loading import load_state_dict, load_tree
+from spark_elastic.worker.state.loading import Loading, load_state_dict
 from spark_elastic.worker.state.snapshot import cloned
 
 
@@ -244,7 +244,8 @@ def test_compiled_modules_and_plain_ones_load_each_other(kept_compiled: bool, he
 
 def test_a_tensor_whose_elements_share_memory_is_replaced_instead_of_written_to() -> None:
     present = torch.zeros(1).expand(3)
-    loaded = load_tree(present, torch.arange(3.0), None, "state.x")
+    loaded = dict(Loading().load({"x": present}, {"x": torch.arange(3.0)}))["x"]
+    assert isinstance(loaded, torch.Tensor)
     assert loaded.tolist() == [0.0, 1.0, 2.0]
 
 
@@ -258,6 +259,6 @@ def test_an_object_of_a_class_that_pickle_calls_by_a_shorter_name_is_loaded_in_p
 
     present, kept = made(1), made(2)
     type(kept).__qualname__ = "Counted"
-    loaded = load_tree(present, kept, None, "state.counted")
-    assert loaded is present
+    loaded = dict(Loading().load({"counted": present}, {"counted": kept}))
+    assert loaded["counted"] is present
     assert (present.value, kept.value) == (2, 2)

@@ -12,6 +12,8 @@ from torch import nn
 from spark_elastic.worker.module_registers import registers
 from spark_elastic.worker.state.keepers import OnDevice
 from spark_elastic.worker.state.keepers.in_place import InPlace, SmallPart
+from spark_elastic.worker.state.keepers.keeper import Content
+from spark_elastic.worker.state.places import Places
 from spark_elastic.worker.state.snapshot import Snapshot, StateDict, as_state_dict
 from spark_elastic.worker.state.templates import Templates, template_of
 from tests.unit.worker.state.test_snapshot import same
@@ -336,7 +338,8 @@ def test_what_a_restore_puts_back_is_that_of_its_own_commit(keeper_class: type[O
     job, keeper = Job(), keeper_class()
 
     def commit() -> None:
-        keeper.take(1, 1, job.values(), None)
+        content: Content = {"steps": 1, "size": 1, "objects": job.values(), "rebound": [], "same": {}}
+        keeper.take(content, Places(job.values()), None)
         keeper.settle()
 
     commit()

@@ -17,7 +17,8 @@ from spark_elastic.checkpoint.tensors import raw
 from spark_elastic.protocol.messages import CommitId
 from spark_elastic.worker.state.keepers import KEEPERS
 from spark_elastic.worker.state.keepers.copies import PartlyCopied
-from spark_elastic.worker.state.loading import load_tree
+from spark_elastic.worker.state.loading import Loading
+from spark_elastic.worker.state.places import Places
 from spark_elastic.worker.state.snapshot import KeptPart, Snapshot
 from spark_elastic.worker.state.torch_state import TorchState
 
@@ -54,7 +55,8 @@ class Packed(KeptPart):
         )
 
     def load_into(self, target: Any) -> None:
-        load_tree(target, self.unpacked(), iter([target]), type(target).__name__)
+        live = {"it": target}
+        dict(Loading(Places(live)).load(live, {"it": self.unpacked()}))
 
 
 class Compressed(PartlyCopied):
