@@ -9,13 +9,21 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
+from typing import Any
 
 import numpy
 import torch
 
 from spark_elastic.checkpoint.skeleton import PLAIN
 from spark_elastic.worker.state.snapshot import has_state_dict
+
+# Types of objects that may be large.
+_LARGE = frozenset((torch.Tensor, numpy.ndarray))
+
+
+class _Reference(weakref.ref[Any]):
+    """Refers to an object in a State without keeping it alive; the class tells it from weak references of users."""
 
 
 class Places:
@@ -26,53 +34,44 @@ class Places:
     """
 
     def __init__(self, values: Mapping[str, object]) -> None:
-        self._objects: dict[str, Callable[[], object]] = {}
+        self._objects: dict[str, object] = {}
         self.same: dict[str, str] = {}
+        # By the ids of objects, their first places.
         first: dict[int, str] = {}
-        for name, value in _objects(values):
-            if name in self._objects:  # two keys look alike, so the name says nothing
-                self._objects[name] = _nothing
-                continue
-            self._objects[name] = _referring(value)
+        # Names that two places have, because two keys of a dict look alike. Such a name says nothing.
+        twice: set[str] = set()
+        for name, value in values.items():
+            if type(value) not in PLAIN:
+                self._look(value, name, first, twice)
+        if twice:
+            self._objects = {name: value for name, value in self._objects.items() if name not in twice}
+            self.same = {name: earlier for name, earlier in self.same.items() if twice.isdisjoint((name, earlier))}
+
+    def _look(self, value: Any, name: str, first: dict[int, str], twice: set[str]) -> None:
+        kind = type(value)
+        if kind is not tuple:
+            if name in self._objects:
+                twice.add(name)
+            self._objects[name] = _Reference(value) if kind in _LARGE else value
             earlier = first.setdefault(id(value), name)
             if earlier != name:
                 self.same[name] = earlier
-
-    def at(self, name: str) -> object:
-        """Return the object that was at a place; None if it is plain, or gone."""
-        return self._objects.get(name, _nothing)()
-
-    def rebound(self, first: Places) -> list[str]:
-        """Return the places where there are other objects than there were at first. Objects with a state dict do not count."""
-        pairs = ((name, self.at(name), first.at(name)) for name in self._objects if name in first._objects)
-        return [name for name, now, then in pairs if now is not then and not has_state_dict(then)]
-
-
-def _objects(values: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-    """Yield the objects in a tree, containers included, with the names of their places."""
-
-    def look(value: object, name: str) -> Iterator[tuple[str, object]]:
-        kind = type(value)
-        if kind is not tuple:
-            yield name, value
-        if isinstance(value, dict) and kind in (dict, OrderedDict):
-            entries: Iterator[tuple[object, object]] = iter(value.items())
-        elif isinstance(value, (list, tuple)) and kind in (list, tuple):
+        if kind in (dict, OrderedDict):
+            entries = value.items()
+        elif kind in (list, tuple):
             entries = enumerate(value)
         else:
             return
         for key, entry in entries:
             if type(entry) not in PLAIN:
-                yield from look(entry, f"{name}[{key!r}]")
+                self._look(entry, f"{name}[{key!r}]", first, twice)
 
-    for name, value in values.items():
-        if type(value) not in PLAIN:
-            yield from look(value, name)
+    def at(self, name: str) -> object:
+        """Return the object that was at a place; None if it is plain, or gone."""
+        found = self._objects.get(name)
+        return found() if type(found) is _Reference else found
 
-
-def _nothing() -> None:
-    return None
-
-
-def _referring(value: object) -> Callable[[], object]:
-    return weakref.ref(value) if isinstance(value, (torch.Tensor, numpy.ndarray)) else lambda: value
+    def rebound(self, first: Places) -> list[str]:
+        """Return the places where there are other objects than there were at first. Objects with a state dict do not count."""
+        pairs = ((name, self.at(name), first.at(name)) for name in self._objects if name in first._objects)
+        return [name for name, now, then in pairs if now is not then and not has_state_dict(then)]

@@ -448,24 +448,27 @@ def test_torchs_compiler_makes_a_kernel_for_each_shape_of_a_shard(monkeypatch: p
     """
     import torch._dynamo
 
-    monkeypatch.setattr(torch._dynamo.config, "automatic_dynamic_shapes", True)
-    monkeypatch.setattr(torch._dynamo.config, "fail_on_recompile_limit_hit", False)
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 8)
-    monkeypatch.setattr(torch._dynamo.config, "accumulated_recompile_limit", 256)
-    monkeypatch.setattr(kernels, "MOST_SHAPES", 10)
-    se.data.ElasticDataLoader(Rows(40), global_batch_size=8, shards=4)
-    compiled: list[tuple[int, ...]] = []
+    # monkeypatch would delete these on leaving, as it does not find them in the module's __dict__.
+    with torch._dynamo.config.patch(
+        automatic_dynamic_shapes=True,
+        fail_on_recompile_limit_hit=False,
+        recompile_limit=8,
+        accumulated_recompile_limit=256,
+    ):
+        monkeypatch.setattr(kernels, "MOST_SHAPES", 10)
+        se.data.ElasticDataLoader(Rows(40), global_batch_size=8, shards=4)
+        compiled: list[tuple[int, ...]] = []
 
-    def backend(graph: Any, inputs: Any) -> Any:
-        compiled.append(tuple(inputs[-1].shape))
-        return graph.forward
+        def backend(graph: Any, inputs: Any) -> Any:
+            compiled.append(tuple(inputs[-1].shape))
+            return graph.forward
 
-    twice = torch.compile(lambda x: 2 * x, backend=backend)
-    for rows in (3, 4, 3, 5, 4, 6, 7, 8, 9, 10, 11, 12):
-        twice(torch.ones(rows, 2))
-    assert compiled == [(rows, 2) for rows in range(3, 13)], "each shape once, with its own numbers"
-    with pytest.raises(Exception, match="fail_on_recompile_limit_hit"):
-        twice(torch.ones(13, 2))
+        twice = torch.compile(lambda x: 2 * x, backend=backend)
+        for rows in (3, 4, 3, 5, 4, 6, 7, 8, 9, 10, 11, 12):
+            twice(torch.ones(rows, 2))
+        assert compiled == [(rows, 2) for rows in range(3, 13)], "each shape once, with its own numbers"
+        with pytest.raises(Exception, match="fail_on_recompile_limit_hit"):
+            twice(torch.ones(13, 2))
 
 
 def test_parts_of_tensors_begin_in_memory_of_their_own() -> None:
