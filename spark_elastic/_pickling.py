@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
+from spark_elastic import _script_classes
+
 if TYPE_CHECKING:
     import torch
 
@@ -36,7 +38,7 @@ def dumps(value: object) -> bytes:
 
 
 def dumps_for_peers(value: object) -> bytes:
-    """Pickle a value for another worker, which may run the same script, and then has classes of its own by the same names."""
+    """Pickle a value for another worker of the job, or for a later job, which has the classes of the user's script, too."""
     packed = io.BytesIO()
     _PeerPickler(packed).dump(value)
     return packed.getvalue()
@@ -101,22 +103,7 @@ def _refuse_sparks_own(value: object) -> None:
 
 class _PeerPickler(cloudpickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, type) and obj.__module__ == "__main__" and _in_script(obj.__qualname__) is obj:
-            return _class_here, (obj.__qualname__, cloudpickle.dumps(obj))
-        return super().reducer_override(obj)
-
-
-def _in_script(name: str) -> object:
-    """Return what the script that this process runs calls by a name; None if there is nothing."""
-    found: object = sys.modules["__main__"]
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return found
-
-
-def _class_here(name: str, packed: bytes) -> object:
-    found = _in_script(name)
-    return found if isinstance(found, type) else cloudpickle.loads(packed)
+        return _script_classes.reduced(obj) or super().reducer_override(obj)
 
 
 class _Called:

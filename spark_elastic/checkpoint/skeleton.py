@@ -14,6 +14,8 @@ from typing import Any, Protocol
 import cloudpickle
 import torch
 
+from spark_elastic._pickling import dumps_for_peers
+
 # Immutable, and readable without running code.
 PLAIN = frozenset((int, float, str, bytes, bool, complex, type(None), torch.dtype, torch.device, torch.Size))
 
@@ -82,15 +84,13 @@ def is_plain(key: object) -> bool:
     return type(key) in PLAIN or (type(key) is tuple and all(map(is_plain, key)))
 
 
-def pickled(
-    content: object, skeleton: Any, purpose: str, dumps: Callable[[object], bytes] = cloudpickle.dumps
-) -> bytes:
+def pickled(content: object, skeleton: Any, purpose: str) -> bytes:
     """Pickle ``content``, which is made from a skeleton. Raises ``TypeError`` naming an object that cannot be pickled.
 
     purpose: what can then not be done with that object, such as "sent to a new worker".
     """
     try:
-        return dumps(content)
+        return dumps_for_peers(content)
     except Exception:
         objects = skeleton.get("objects") if isinstance(skeleton, Mapping) else None
         for name, value in (objects or {}).items():

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 import cloudpickle
 import msgspec
 
+from spark_elastic._script_classes import remember_script
 from spark_elastic.errors import NotInWorldError, ScriptFailedError
 from spark_elastic.protocol.fault_points import Point
 from spark_elastic.protocol.messages import WHOLE_JOB
@@ -89,6 +90,7 @@ def _call(control: ControlClient, payload: Payload) -> int:
 def _unpickle(pickled: bytes) -> tuple[Callable[..., object], tuple[object, ...], dict[str, object]]:
     try:
         call: tuple[Callable[..., object], tuple[object, ...], dict[str, object]] = pickle.loads(pickled)
+        remember_script(call[0])
         return call
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(

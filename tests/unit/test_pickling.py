@@ -179,3 +179,48 @@ def test_peers_that_run_one_script_have_classes_in_common(tmp_path: Path) -> Non
     assert shown.split() == [b"True"] * 3
     phase, *_ = pickle.loads(packed)
     assert str(phase) == "Phase.WARM", "who runs another script gets the class itself"
+
+
+FUNCTION = """
+import enum, functools, pickle, sys
+import cloudpickle
+from spark_elastic._pickling import dumps_for_peers
+from spark_elastic._script_classes import remember_script
+class Phase(enum.Enum):
+    WARM = 1
+class Path:
+    pass
+def train(packed):
+    if packed is None:
+        return dumps_for_peers([Phase.WARM, Path(), Path])
+    phase, path, kind = pickle.loads(packed)
+    return phase is Phase.WARM, type(path) is Path, kind is Path
+class Train:
+    def __call__(self, packed):
+        return train(packed)
+sent = [train, functools.partial(train), Train(), Train().__call__, functools.wraps(train)(lambda packed: train(packed))]
+sys.stdout.buffer.write(cloudpickle.dumps(sent))
+"""
+WORKER = """
+import pickle, sys
+from pathlib import Path
+from spark_elastic._script_classes import remember_script
+sent, packed = Path(sys.argv[1]), Path(sys.argv[2])
+for number, function in enumerate(pickle.loads(sent.read_bytes())):
+    remember_script(function)
+    if not packed.exists():
+        packed.write_bytes(function(None))
+    print(*function(packed.read_bytes()))
+"""
+
+
+def test_a_later_job_has_the_classes_of_its_own_script(tmp_path: Path) -> None:
+    """In a job that resumed, an enum's member from the checkpoint was none of the script's."""
+    for attempt in (1, 2):
+        (tmp_path / "script.py").write_text(FUNCTION)
+        sent = subprocess.run([sys.executable, tmp_path / "script.py"], stdout=subprocess.PIPE, check=True).stdout
+        (tmp_path / f"sent{attempt}").write_bytes(sent)
+        (tmp_path / "worker.py").write_text(WORKER)
+        worker = [sys.executable, tmp_path / "worker.py", tmp_path / f"sent{attempt}", tmp_path / "packed"]
+        shown = subprocess.run(worker, stdout=subprocess.PIPE, check=True).stdout
+        assert shown.split() == [b"True"] * 15

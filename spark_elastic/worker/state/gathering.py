@@ -14,7 +14,6 @@ from typing import TypeVar
 
 import torch
 
-from spark_elastic._pickling import dumps_for_peers
 from spark_elastic.checkpoint.skeleton import TensorSpec, pickled
 from spark_elastic.protocol.fault_points import Point
 from spark_elastic.protocol.messages import CommitId, Member
@@ -113,9 +112,7 @@ def _going(
     if receivers:
         assert mine is not None
         content = (mine.skeleton, mine.sliced, mine.specs, mine.small.specs, mine.told)
-        packed = announce(
-            world, world.newest_commit, pickled(content, mine.skeleton, "sent to another worker", dumps_for_peers)
-        )
+        packed = announce(world, world.newest_commit, pickled(content, mine.skeleton, "sent to another worker"))
         flats = [flat.cpu() for flat in mine.small.flats]
         for receiver in receivers:
             for tensor in (packed, *flats):

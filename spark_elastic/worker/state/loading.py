@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from enum import Enum
 from typing import Any, TypeVar, cast
 
 import numpy
@@ -107,6 +108,8 @@ class Loading:
         if isinstance(kept, torch.Tensor):
             return self._load_tensor(present, kept, name)
         kind: Any = type(kept)
+        if isinstance(kept, Enum):
+            return _member_here(present, kept)
         if kind not in (dict, OrderedDict, list, tuple):
             return self._take(kept)
         entries = [
@@ -161,6 +164,17 @@ class Loading:
         self._filled.add(id(present))
         _fill(present, loaded)
         return present
+
+
+def _member_here(present: object, kept: Enum) -> Enum:
+    """Return a member of an enumeration, of the one that is here by that name: a function may define one each time it runs."""
+    kind = type(kept)
+    if isinstance(present, Enum) and (type(present).__module__, type(present).__qualname__) == (
+        kind.__module__,
+        kind.__qualname__,
+    ):
+        return type(present).__members__.get(kept.name, kept)
+    return kept
 
 
 def _entries(present: object, kept: Any) -> Iterator[tuple[object, object, object]]:

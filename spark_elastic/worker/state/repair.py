@@ -18,7 +18,6 @@ from typing import Protocol
 import msgspec
 import torch
 
-from spark_elastic._pickling import dumps_for_peers
 from spark_elastic.checkpoint.skeleton import pickled
 from spark_elastic.errors import WorkerLostError
 from spark_elastic.protocol.fault_points import Point
@@ -164,9 +163,7 @@ def _send(
     world: World, plan: RepairPlan, way: Transport, snapshot: Snapshot, receivers: Sequence[int], name: str = "state"
 ) -> None:
     content = (snapshot.skeleton, snapshot.buffer.specs, snapshot.told)
-    packed = announce(
-        world, plan.newest, pickled(content, snapshot.skeleton, "sent to another worker", dumps_for_peers), name
-    )
+    packed = announce(world, plan.newest, pickled(content, snapshot.skeleton, "sent to another worker"), name)
     for flat in (packed, *snapshot.buffer.flats):
         for piece in pieces_of(flat):
             way.send(piece, receivers)

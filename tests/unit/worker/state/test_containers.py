@@ -218,6 +218,32 @@ def test_objects_that_refer_to_each_other_and_to_themselves_stay_together(arrive
     assert trainer.rate() == trainer.step == 4
 
 
+@pytest.mark.parametrize("arrives", [False, True], ids=["after a restore", "on a newcomer"])
+def test_a_member_of_an_enum_is_that_of_the_enum_here(arrives: bool) -> None:
+    """A function that defines an enum has another one on each rank."""
+
+    def made() -> Any:
+        class Phase(enum.Enum):
+            WARM = 1
+            HOT = 2
+
+        return Phase
+
+    there, here = made(), made()
+    with on_stage() as stage:
+        state = TorchState(phase=here.WARM, others=[here.HOT], last=there.WARM)
+        if arrives:
+            objects = {"phase": there.HOT, "others": [there.WARM], "last": Kind.SECOND}
+            stage.arriving = {"steps": 4, "size": 1, "objects": objects, "rebound": ["phase"]}
+            stage.begin(state, rank=1, others=[CommitId(3, 4)])
+            assert (state.phase, state.others, state.last) == (here.HOT, [here.WARM], Kind.SECOND)
+        else:
+            stage.begin(state)
+            state.phase = there.HOT
+            state.restore()
+            assert (state.phase, state.others, state.last) == (here.WARM, [here.HOT], there.WARM)
+
+
 @dataclasses.dataclass(frozen=True)
 class Trial:
     rate: float
