@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from spark_elastic.checkpoint.skeleton import PLAIN, StateDict
 from spark_elastic.errors import HostsUpdatedInterrupt, SparkElasticError, WorkerLostError
-from spark_elastic.worker.job import present_world
+from spark_elastic.worker.job import current_job, present_world
 from spark_elastic.worker.module_registers import Registered, registers, same_objects, stepped
 from spark_elastic.worker.state.keepers.copies import PartlyCopied
 from spark_elastic.worker.state.pending_copy import PendingCopy
@@ -105,6 +105,9 @@ class StepGuard:
         self._hooks = [optimizer.register_step_pre_hook(self._stepping) for optimizer in optimizers]
 
     def _stepping(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+        job = current_job()
+        if job is not None and job.finished:
+            return  # no commit follows any more
         if self.dirty:
             raise SparkElasticError(
                 'TorchState(commit="in_place") takes exactly one optimizer step for each commit(), and this is the second; '

@@ -214,3 +214,18 @@ def test_leaving_the_function_after_a_step_without_a_commit_is_refused(stage: St
     step(state)
     with pytest.raises(SparkElasticError, match="without a commit"):
         state._leave(stage.world)
+
+
+def test_who_trains_on_alone_once_the_job_has_finished_needs_no_commits(stage: Stage) -> None:
+    """The second step was refused, and the first one after an interrupt that code had swallowed just before it returned."""
+    state = make()
+    stage.begin(state)
+    step(state)
+    state.commit()
+    state._keeper.keep_live()
+    stage.finished = True
+    state.model.detach()
+    before = weights(state)
+    for _ in range(2):
+        step(state)
+    assert not torch.equal(weights(state), before)
