@@ -140,13 +140,8 @@ def _sum_of_bits(flat: torch.Tensor) -> torch.Tensor:
     return flat[:words].view(torch.int64).sum() + rest
 
 
-def sum_of_bits(tensor: torch.Tensor) -> int:
-    """Return a number that is equal for equal tensors, and that a change of any element changes."""
-    return int(_sum_of_bits(_flat(tensor.detach())))
-
-
 def sums_of_bits(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """Return ``sum_of_bits`` of each tensor, waiting once for each device."""
+    """Return a number for each tensor, equal for equal tensors, that a change of any element changes. Waits once a device."""
     return _to_numbers([_sum_of_bits(_flat(tensor.detach())) for tensor in tensors])
 
 

@@ -21,7 +21,7 @@ from spark_elastic.errors import SparkElasticError, WorkerLostError
 from spark_elastic.protocol.fault_points import Point
 from spark_elastic.protocol.messages import CommitId, Slices
 from spark_elastic.worker import faults
-from spark_elastic.worker.checks.fingerprint import sum_of_bits
+from spark_elastic.worker.checks.fingerprint import sums_of_bits
 from spark_elastic.worker.job import present_world
 from spark_elastic.worker.state.fully_sharded.model import Divided, ShardedModel
 from spark_elastic.worker.state.fully_sharded.rows import choose_giver, choose_kept, pieces
@@ -71,7 +71,7 @@ class FullySharded(Keeper):
         self._older: ShardedCommit | None = None
         # The live tensors that serve as a copy of the current commit because not all have met, with the sums of their bits.
         # Their version counters tell nothing: operations on DTensors do not count.
-        self._unmet: list[tuple[torch.Tensor, int]] = []
+        self._unmet: tuple[Shard, list[int]] = [], []
         # The undivided part of the commit with which the generation begins.
         self._small: Snapshot | None = None
         self._is_sealed = False
@@ -97,7 +97,7 @@ class FullySharded(Keeper):
         try:
             world.meet()
         except WorkerLostError:
-            self._unmet = [(tensor, sum_of_bits(tensor)) for tensor in live]
+            self._unmet = live, sums_of_bits(live)
             raise
         # All ranks hold the commit, so nobody goes back further, and the room of the previous one is free.
         self._older = None
@@ -148,9 +148,10 @@ class FullySharded(Keeper):
 
     def to_restore(self) -> Snapshot | None:
         """Return None: the next generation makes the model again, and its sync fills it."""
-        if any(sum_of_bits(tensor) != bits for tensor, bits in self._unmet):
+        live, bits = self._unmet
+        if sums_of_bits(live) != bits:
             self._current, self._older = self._older, None  # code continued after a failed commit
-        self._unmet = []
+        self._unmet = [], []
         return None
 
     def catch_up(self, world: World, values: Mapping[str, object], tell: Callable[[], bytes | None]) -> Snapshot | None:

@@ -24,7 +24,7 @@ from spark_elastic.checkpoint.parts import Part
 from spark_elastic.checkpoint.skeleton import Lender, PartOfDict, StateDict, TensorSpec, map_tree
 from spark_elastic.errors import SparkElasticError
 from spark_elastic.protocol.messages import CommitId, Member, Slices
-from spark_elastic.worker.checks.fingerprint import sum_of_bits
+from spark_elastic.worker.checks.fingerprint import sums_of_bits
 from spark_elastic.worker.job import present_world
 from spark_elastic.worker.state.gathering import Unsliced, gather, plan_gather
 from spark_elastic.worker.state.keepers.copies import WholeCopies, send_whole
@@ -201,7 +201,7 @@ class Sharded(Keeper):
 
     def keep_live(self) -> None:
         assert self._live is not None, "the commit was taken from them"
-        self._bits = list(map(sum_of_bits, self._live))
+        self._bits = sums_of_bits(self._live)
 
     def release_live(self) -> None:
         self._bits = self._unsealed = None
@@ -359,7 +359,7 @@ class Sharded(Keeper):
     def _is_unchanged(self) -> bool:
         """Whether the live tensors have exactly the bits of the current commit. Code may have changed them through ``.data``."""
         live = self._live
-        return live is not None and self._bits is not None and self._bits == list(map(sum_of_bits, live))
+        return live is not None and self._bits is not None and self._bits == sums_of_bits(live)
 
     def _slice(self, number: int, of: int) -> list[torch.Tensor]:
         """Return a slice of the current commit. This rank has to hold it."""
