@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -46,9 +46,9 @@ class SavedState:
     steps: int
     size: int
     objects: dict[str, object]
-    # Places of the state, as ``Content`` of the keepers names them. Objects outside the job do not matter to a reader.
+    # Places of the state, as ``Content`` of the keepers names them; None if an earlier release wrote it, which did not know.
     rebound: Sequence[str] = ()
-    same: Mapping[str, str] = field(default_factory=dict)
+    same: Mapping[str, str] | None = None
 
 
 def encode(snapshot: Kept) -> dict[str, Iterable[Buffer]]:
@@ -90,8 +90,11 @@ def decode(
         steps, size, objects = tree["steps"], tree["size"], tree["objects"]
         if not (type(steps) is int and type(size) is int and type(objects) is dict and all(map(_is_name, objects))):
             raise ValueError("it is not the tree of a state")
-        rebound, same = tree.get("rebound", []), tree.get("same", {})
-        if not (type(rebound) is list and type(same) is dict and all(map(_is_name, [*rebound, *same, *same.values()]))):
+        rebound, same = tree.get("rebound", []), tree.get("same")
+        places = {} if same is None else same
+        if not (
+            type(rebound) is list and type(places) is dict and all(map(_is_name, [*rebound, *places, *places.values()]))
+        ):
             raise ValueError("it does not name places of a state")
     return SavedState(name, steps, size, objects, rebound, same)
 

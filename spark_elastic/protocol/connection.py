@@ -50,6 +50,7 @@ class Connection:
         self._decoder = msgspec.msgpack.Decoder(expected)
         _notice_lost_hosts(writer.get_extra_info("socket"))
         _read_in_small_pieces(writer.transport)
+        _expect_loss(writer)
 
     @property
     def local_address(self) -> str:
@@ -160,6 +161,13 @@ def _read_in_small_pieces(transport: asyncio.BaseTransport) -> None:
         protocol.max_size = READ_BYTES
         protocol._ssl_buffer = bytearray(READ_BYTES)
         protocol._ssl_buffer_view = memoryview(protocol._ssl_buffer)
+
+
+def _expect_loss(writer: asyncio.StreamWriter) -> None:
+    """Keep asyncio from reporting a reset connection as an exception that nobody has handled: readers are told of it."""
+    closed = getattr(getattr(writer, "_protocol", None), "_closed", None)  # what wait_closed waits for
+    if closed is not None:
+        closed.add_done_callback(lambda closed: closed.cancelled() or closed.exception())
 
 
 def _notice_lost_hosts(connection: socket.socket) -> None:

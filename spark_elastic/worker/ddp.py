@@ -36,6 +36,16 @@ from spark_elastic.worker.trained import Content, check_agreement, describe_chan
 from spark_elastic.worker.weighting import Boundary, weighting
 from spark_elastic.worker.world import World
 
+# What to do about parameters without gradients.
+_FIND_UNUSED = (
+    "Write se.DistributedDataParallel(model, find_unused_parameters=True), for a LightningState find_unused_parameters=True, "
+    "for an ElasticTrainer ddp_find_unused_parameters=True in its arguments, for an estimator findUnusedParameters=True, or have "
+    "such parameters require no gradients"
+)
+_ONE_BACKWARD = (
+    "With find_unused_parameters=True, this comes from several backward passes in a step, of which one does not reach all of "
+    "them, as that of a gradient penalty: add the losses up, and call backward() once"
+)
 _Torchs = nn.parallel.DistributedDataParallel
 _ARGUMENTS = inspect.signature(_Torchs.__init__).parameters
 # Attributes of torch's wrapper that this one lacks, and why.
@@ -353,11 +363,10 @@ class DistributedDataParallel(nn.Module):
                 raise world.lost(error) from error
             if "finished reduction in the prior iteration" in str(error):
                 # This mistake ends the job. Otherwise the error would recur in every world until a single rank is left.
+                advice = _ONE_BACKWARD if self._ddp_kwargs.get("find_unused_parameters") else _FIND_UNUSED
                 raise TrainingCodeError(
                     f"{type(self.module).__name__} has parameters that the last step did not use, so ranks did not reduce their "
-                    "gradients. Write se.DistributedDataParallel(model, find_unused_parameters=True), for a LightningState "
-                    "find_unused_parameters=True, for an ElasticTrainer ddp_find_unused_parameters=True in its arguments, for an "
-                    "estimator findUnusedParameters=True, or have such parameters require no gradients"
+                    f"gradients. {advice}"
                 ) from error
             raise
         if call is None:

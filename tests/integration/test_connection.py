@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import random
+import socket
 import ssl
 import struct
 from collections.abc import Awaitable, Callable
@@ -67,6 +68,26 @@ def talk(
 
 async def receive_all(connection: Connection) -> list[Any]:
     return [message async for message in connection.messages()]
+
+
+def test_a_connection_that_is_reset_leaves_no_exception_that_nobody_has_handled(credentials: Credentials) -> None:
+    """After a job with kills, asyncio at times printed "Future exception was never retrieved"."""
+    ends: list[Any] = []
+
+    async def receive(connection: Connection) -> None:
+        ends.append(connection._writer._protocol._closed)  # type: ignore[attr-defined]
+        await connection.receive()
+
+    async def reset(port: int) -> None:
+        connection = await connect([("127.0.0.1", port)], credentials, m.ToWorker)
+        lingers_not = struct.pack("ii", 1, 0)
+        connection._writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, lingers_not)
+        connection.abort()
+
+    lost, _ = asyncio.run(_served(credentials, receive, reset))
+    assert isinstance(lost, ConnectionLostError)
+    assert not ends[0]._log_traceback
+    assert isinstance(ends[0].exception(), ConnectionResetError)
 
 
 def test_messages_arrive_in_order(credentials: Credentials) -> None:

@@ -6,6 +6,7 @@ import dis
 import functools
 import sys
 import types
+import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 
 from spark_elastic.data.loader import PositionedLoader
+from spark_elastic.worker.checks.user_frames import depth_of_user
 
 # Torch's classes that divide a model among ranks, so that no rank could send the whole of it to a newcomer.
 _SHARDED = ("ZeroRedundancyOptimizer", "FullyShardedDataParallel")
@@ -77,9 +79,16 @@ def _metrics_in(value: object) -> list[Any]:
 
 
 def check_is_shared(value: object, name: str) -> None:
-    """Raise ``TypeError`` for a value that is never the same on all ranks, such as a metric."""
+    """Raise ``TypeError`` for a value that is never the same on all ranks, such as a metric, and warn of one in a module."""
     if _metrics_in(value):
         raise TypeError(f"{name} is {_PARTIAL_METRIC}{_ADVICE[_PARTIAL_METRIC]}")
+    for part, metric in value.named_modules() if isinstance(value, torch.nn.Module) else ():
+        if any(any(each._persistent.values()) for each in _metrics_in(metric)):
+            warnings.warn(
+                f"{name}.{part} is {_PARTIAL_METRIC}, which a reset would replace by another rank's, as it is persistent: call "
+                "its persistent(False), and reset, update and compute it between two commits",
+                stacklevel=depth_of_user(),
+            )
 
 
 def check_supported(value: object, name: str) -> None:

@@ -42,7 +42,8 @@ class Loading:
         places: the objects of which the kept values are copies, if these were copied here. Without it, what is at a place now
             takes in what is kept of it.
         rebound: the names of places where another object belongs than is there now.
-        same: the names of places where the object belongs that is at another one, with the name of that.
+        same: the names of places where the object belongs that is at another one, with the name of that; None if that is not
+            known.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Loading:
         self._at = places
         self._rebound = frozenset(rebound)
         self._same = same or {}
+        self._knows_same = same is not None
         # By the names of places, what has been loaded there and belongs to others as well.
         self._shared: dict[str, object] = {}
         self._sharing = frozenset(self._same.values())
@@ -125,6 +127,12 @@ class Loading:
                 f"state.{name} was saved with a state dict, but is {type(target).__name__} here; give it to the "
                 "State on every rank, above the elastic function"
             )
+        if self._knows_same and id(target) in self._filled:
+            raise SparkElasticError(
+                f"state.{name} is an object that the State has in another place, too, and was another one when it was saved: "
+                "give the State two objects, above the elastic function"
+            )
+        self._filled.add(id(target))
         if isinstance(kept, KeptPart):
             copy.deepcopy(kept).load_into(target)
             return

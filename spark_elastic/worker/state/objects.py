@@ -13,7 +13,7 @@ import torch
 
 from spark_elastic.checkpoint.skeleton import PLAIN, Lender, map_tree
 from spark_elastic.data.loader import TakesWorld, has_part
-from spark_elastic.errors import CheckpointError, SparkElasticError, StateLostError
+from spark_elastic.errors import CheckpointError, SparkElasticError, StateLostError, TrainingCodeError
 from spark_elastic.worker.checks.aliases import check_aliases, check_live, watch_loads
 from spark_elastic.worker.checks.plain_values import find_unequal
 from spark_elastic.worker.checks.resumed_settings import dropped_objects, replaced_settings
@@ -332,7 +332,16 @@ class ObjectState(State):
         """Describe the changes of structure that a newcomer has to follow before it loads; None if there are none."""
         if self._first_structure is None:
             return None
-        structure = tell(find_objects(self._values(shared=True)), self._first_structure)
+        values = self._values(shared=True)
+        same = Places(values).same
+        objects = {name: value for name, value in find_objects(values).items() if name not in same}
+        first = {} if self._first_places is None else self._first_places.same
+        for name in objects.keys() & first.keys():
+            raise TrainingCodeError(
+                f"state.{name} was the object at state.{first[name]} when the job began, and is another one now, which a "
+                "newcomer could not make: give both to the State above the elastic function, as two objects"
+            )
+        structure = tell(objects, self._first_structure)
         return None if structure is None else pickle.dumps(structure)
 
     def _rebound(self, places: Places) -> list[str]:

@@ -18,6 +18,7 @@ import torch
 
 from spark_elastic.checkpoint.skeleton import COMPILED, PLAIN
 from spark_elastic.errors import TrainingCodeError
+from spark_elastic.worker.checks.unsupported import check_is_shared
 from spark_elastic.worker.module_registers import registers, stepped
 from spark_elastic.worker.state.snapshot import Stateful
 
@@ -60,6 +61,7 @@ def tell(objects: Objects, first: Structure) -> bytes | None:
     names = _names(objects)
     for place in changed:
         if place not in first:
+            check_is_shared(objects[place], f"state.{place}")
             raise TrainingCodeError(
                 f"state.{place}, a {type(objects[place]).__name__}, has come into the State after the job began, and a newcomer "
                 "could not make one: give it to the State above the elastic function"
@@ -87,7 +89,7 @@ def tell(objects: Objects, first: Structure) -> bytes | None:
     except Exception as error:
         raise TrainingCodeError(
             f"{' and '.join(f'state.{place}' for place in modules)} has changed since the job began, and the change cannot be "
-            f"told to a newcomer: {type(error).__name__}: {error}"
+            f"told to a newcomer, so make it above the elastic function: {type(error).__name__}: {error}"
         ) from error
 
 

@@ -453,6 +453,24 @@ class WithUnused(nn.Module):
         return self.used(x)  # type: ignore[no-any-return]
 
 
+def punish_the_gradient(folder: Path, rank: int) -> None:
+    critic = DistributedDataParallel(nn.Linear(2, 1), find_unused_parameters=True)
+    with world(folder, rank, 2, [critic]):
+        for _ in range(2):
+            critic(torch.ones(1, 2)).mean().backward()
+            x = torch.ones(1, 2, requires_grad=True)
+            (slope,) = torch.autograd.grad(critic(x).sum(), x, create_graph=True)
+            slope.square().sum().backward()  # the bias has no gradient in this pass
+
+
+def test_a_second_backward_that_does_not_reach_all_parameters_ends_the_job_with_what_helps() -> None:
+    """The advice was the setting that had been made."""
+    with pytest.raises(
+        TrainingCodeError, match=r"Linear has parameters .* add the losses up, and call backward\(\) once"
+    ):
+        on_ranks(2, punish_the_gradient)
+
+
 def leave_parameters_unused(folder: Path, rank: int) -> None:
     model = DistributedDataParallel(WithUnused())
     with world(folder, rank, 2, [model]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from worker_stage import on_stage
 
 from spark_elastic.worker.state.torch_state import TorchState
 
@@ -118,4 +120,28 @@ def test_a_metric_whose_values_no_commit_would_keep_is_refused_and_one_within_a_
     assert kept.compute() == 3.0
     model = torch.nn.Linear(1, 1)
     model.accuracy = torchmetrics.MeanMetric()
-    TorchState(model=model).commit()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        TorchState(model=model).commit()
+    model.accuracy.persistent(True)
+    with pytest.warns(
+        UserWarning, match=r"model\.accuracy is a torchmetrics metric, .* call its persistent\(False\)"
+    ) as told:
+        TorchState(model=model)
+    assert [warning.filename for warning in told] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        TorchState(local={"model": model})
+
+
+def test_a_metric_that_comes_into_the_state_later_is_refused_with_what_helps() -> None:
+    import torchmetrics
+
+    with on_stage() as stage:
+        state = TorchState(model=torch.nn.Linear(1, 1))
+        state._prepare()
+        stage.begin(state)
+        state.rows = torchmetrics.MeanMetric()
+        state.rows.persistent(True)
+        with pytest.raises(TypeError, match=r"state\.rows is a torchmetrics metric, of this rank's rows only"):
+            state.commit()

@@ -21,7 +21,7 @@ from worker_stage import on_stage
 
 from spark_elastic.checkpoint.skeleton import StateDict
 from spark_elastic.data import ElasticDataLoader
-from spark_elastic.errors import SparkElasticError
+from spark_elastic.errors import SparkElasticError, TrainingCodeError
 from spark_elastic.protocol.messages import CommitId
 from spark_elastic.worker.state.snapshot import Found, flatten
 from spark_elastic.worker.state.torch_state import TorchState
@@ -364,6 +364,45 @@ def test_what_is_in_two_places_is_one_again_after_it_was_not() -> None:
     state.restore()
     assert state.first is state.second["of"] is shared
     assert (shared, state.current) == ([1], model)
+
+
+def test_a_model_that_newcomers_have_in_another_place_already_need_not_be_made() -> None:
+    with on_stage() as stage:
+        models = [torch.nn.Linear(1, 1), torch.nn.Linear(2, 1)]
+        state = TorchState(models=models, current=models[0])
+        state._prepare()
+        stage.begin(state)
+        state.current = models[1]
+        state.latest = models[0]
+        state.commit()
+        sent = {**state._keeper.current.skeleton, "objects": state._keeper.current.content()["objects"]}
+    with on_stage() as stage:
+        mine = [torch.nn.Linear(1, 1), torch.nn.Linear(2, 1)]
+        state = TorchState(models=mine, current=mine[0])
+        stage.arriving = sent
+        stage.begin(state, rank=1, others=[CommitId(3, 4)])
+        assert state.current is mine[1] is state.models[1]
+        assert state.latest is mine[0] is state.models[0]
+        for one, other in zip(mine, models, strict=True):
+            assert all(map(torch.equal, one.parameters(), other.parameters()))
+
+
+def test_an_object_that_was_in_two_places_when_the_job_began_cannot_become_two() -> None:
+    """A newcomer loaded both into its one model."""
+    with on_stage() as stage:
+        model = torch.nn.Linear(1, 1)
+        state = TorchState(model=model, average=model)
+        state._prepare()
+        stage.begin(state)
+        state.average = copy.deepcopy(model)
+        with pytest.raises(TrainingCodeError, match=r"state\.average was the object at state\.model .* as two objects"):
+            state.commit()
+    objects = {"model": StateDict(model.state_dict()), "average": StateDict(model.state_dict())}
+    with on_stage() as stage:
+        state = TorchState(model=model, average=model)
+        stage.arriving = {"steps": 4, "size": 1, "objects": objects}
+        with pytest.raises(SparkElasticError, match=r"state\.average is an object that the State has in another place"):
+            stage.begin(state, rank=1, others=[CommitId(3, 4)])
 
 
 def test_large_tensors_and_arrays_are_not_kept_alive() -> None:
