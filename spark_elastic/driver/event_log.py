@@ -4,21 +4,37 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import stat
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
+
+import msgspec
 
 from spark_elastic.protocol.event_format import as_event
-from spark_elastic.protocol.records import Entry, EventsDropped, JobFailed, JobFinished, Record
+from spark_elastic.protocol.records import Entry, EventsDropped, JobFailed, JobFinished, JobStarted, Record
 
 logger = logging.getLogger("spark_elastic")
 
 # How many events may wait: those of several minutes of a large job, which take some megabytes.
 QUEUE_LIMIT = 10_000
 END_SECONDS = 10.0
+
+
+def _opened(path: Path) -> TextIO:
+    """Open a log to append to. A last line that was cut off, as by a full disk, is ended: the first event would be lost to it."""
+    file = path.open("a", encoding="utf-8")
+    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        with path.open("rb") as written:
+            length = written.seek(0, os.SEEK_END)
+            written.seek(max(length - 1, 0))
+            if written.read() not in (b"", b"\n"):
+                file.write("\n")
+    return file
 
 
 class EventLog:
@@ -41,10 +57,12 @@ class EventLog:
     ) -> None:
         if on_event is not None and not callable(on_event):
             raise TypeError(f"on_event must be callable, not {on_event!r}")
-        self._file = Path(path).open("a", encoding="utf-8") if path is not None else None  # noqa: SIM115
+        self._file = _opened(Path(path)) if path is not None else None
         self._on_event = on_event
         self._watchers = watchers
         self._reader = reader
+        # The id of the run, from its first event on.
+        self._run_id: str | None = None
         self._changed = threading.Condition()
         self._waiting: deque[Entry] = deque()
         self._dropped = 0
@@ -98,9 +116,11 @@ class EventLog:
 
     def _run(self) -> None:
         while (entry := self._next()) is not None:
+            if isinstance(entry.record, JobStarted):
+                self._run_id = entry.record.run_id
             for watch in self._watchers:
                 watch(entry)
-            event = as_event(entry)
+            event = as_event(msgspec.structs.replace(entry, run=self._run_id))
             if self._file is not None:
                 self._write(event)
             if self._on_event is not None:

@@ -19,6 +19,7 @@ class _Head(msgspec.Struct, frozen=True):
     version: int
     time: float
     event: str
+    run: str | None = None
 
 
 class _ReportFields(msgspec.Struct, frozen=True):
@@ -32,7 +33,8 @@ class _ReportFields(msgspec.Struct, frozen=True):
 
 def as_event(entry: Entry) -> dict[str, object]:
     """Return the event for ``on_event``, made of plain data only."""
-    return {"version": SCHEMA_VERSION, "time": entry.time, **_fields_of(entry.record)}
+    head = {"version": SCHEMA_VERSION, "time": entry.time}
+    return {**head, **_fields_of(entry.record), **({} if entry.run is None else {"run": entry.run})}
 
 
 def _fields_of(record: Record) -> dict[str, object]:
@@ -63,7 +65,7 @@ def read_event(event: Mapping[str, object]) -> Entry:
             )
         if not math.isfinite(head.time):
             raise ValueError(f"no event of spark_elastic: its time is {head.time}")
-        return Entry(head.time, _read_record(head.event, event))
+        return Entry(head.time, _read_record(head.event, event), head.run)
     except msgspec.ValidationError as error:
         raise ValueError(f"no event of spark_elastic: {error}") from error
 

@@ -487,7 +487,8 @@ DRIVER_RECORDS: dict[str, type[DriverRecord]] = {kind_of(each.__name__): each fo
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """A record and when it was made, in seconds since 1970 of the driver's clock."""
+    """A record, when it was made, in seconds since 1970 of the driver's clock, and the id of its run, if that is known."""
 
     time: float
     record: Record
+    run: str | None = None

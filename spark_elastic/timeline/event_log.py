@@ -40,15 +40,21 @@ def read_events(path: str | Path) -> list[Entry]:
 
 
 def choose_run(entries: Iterable[Entry], run_id: str | None = None) -> list[Entry]:
-    """Return the entries of one run in a log that may hold several; by default the last. Raises ``ValueError``."""
+    """Return the entries of one run in a log that may hold several, also at once; by default of the one begun last.
+
+    Raises ``ValueError``. An entry that does not say its run, as those of earlier releases, belongs to the run begun last. One of
+    a run whose beginning was lost is left out.
+    """
     runs: dict[str, list[Entry]] = {}
-    present: list[Entry] = []
+    latest: list[Entry] = []
     for entry in entries:
         if isinstance(entry.record, JobStarted):
-            present = runs[entry.record.run_id] = []
-        present.append(entry)
+            latest = runs[entry.record.run_id] = []
+        of_run = latest if entry.run is None else runs.get(entry.run)
+        if of_run is not None:
+            of_run.append(entry)
     if run_id is None:
-        return present
+        return latest
     if run_id not in runs:
         raise ValueError(f"there is no run {run_id!r} in this log, only {', '.join(runs)}")
     return runs[run_id]

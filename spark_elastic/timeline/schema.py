@@ -20,6 +20,7 @@ Every event has:
 - `version`: int; of this schema
 - `time`: float; seconds since 1970, of the driver's clock
 - `event`: str; one of those below
+- `run`: str; the `run_id` of the run that it belongs to
 
 So that the log of a large or long job grows slowly, `worker_sampled` is written for each worker every five seconds at most, for
 more than twenty workers four times a second for all of them together, and for a worker that has run for more than eight minutes

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from other_processes import wait_until
 from threads import find_thread
 
 from spark_elastic.driver import event_log
 from spark_elastic.driver.event_log import EventLog
 from spark_elastic.protocol.event_format import as_event
-from spark_elastic.protocol.records import DriverPaused, Entry, JobFailed, JobFinished, Record, RunAgain
+from spark_elastic.protocol.records import DriverPaused, Entry, JobFailed, JobFinished, JobStarted, Record, RunAgain
+from spark_elastic.timeline.event_log import choose_run, read_events
 
 ONE, TWO = RunAgain(1), DriverPaused(2.0)
 
@@ -33,6 +36,43 @@ def test_an_event_log_is_appended_to(tmp_path: Path) -> None:
         with EventLog(str(tmp_path / "log"), None) as log:
             log.record(ONE)
     assert len((tmp_path / "log").read_text().splitlines()) == 2
+
+
+def test_a_line_that_was_cut_off_does_not_swallow_the_next_run(tmp_path: Path) -> None:
+    """The next run seemed to be a part of the one before, which seemed to have finished."""
+    path = tmp_path / "log"
+    for text in ("", "one\n", "one\ntw"):
+        path.write_text(text)
+        with EventLog(str(path), None) as log:
+            log.record(ONE)
+        *before, last = path.read_text().splitlines()
+        assert before == text.splitlines()
+        assert json.loads(last)["generation"] == 1
+
+
+def test_a_log_that_is_no_file_is_written_to(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    end = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    with EventLog(str(tmp_path / "pipe"), None) as log:
+        log.record(ONE)
+    assert json.loads(os.read(end, 1000))["generation"] == 1
+    os.close(end)
+
+
+def test_events_of_jobs_that_write_one_log_at_the_same_time_are_told_apart(tmp_path: Path) -> None:
+    calls: list[Any] = []
+    path = str(tmp_path / "log")
+    with EventLog(path, calls.append) as one, EventLog(path, calls.append) as other:
+        for number, (log, name) in enumerate([(one, "first"), (other, "second")] * 2):
+            log.record(JobStarted(name, 1, 1, 1, None, "app") if number < 2 else RunAgain(number))
+            wait_until(lambda: len(calls) == number + 1, "the event")  # noqa: B023
+    assert [event["run"] for event in calls] == ["first", "second"] * 2
+    entries = read_events(path)
+    for name, generation in (("first", 2), ("second", 3)):
+        started, again = choose_run(entries, name)
+        assert (started.record.run_id, again.record) == (name, RunAgain(generation))  # type: ignore[union-attr]
+    assert choose_run(entries) == choose_run(entries, "second")
+    assert choose_run(entries[1:]) == choose_run(entries, "second"), "what is left of the first belongs to no other"
 
 
 @pytest.mark.parametrize("error", [ValueError, SystemExit])
