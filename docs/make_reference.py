@@ -36,6 +36,8 @@ OURS = {
     "SPARK_ELASTIC_TASK_PID": "set in workers to the process of their task, which injected faults strike, too",
     "SPARK_HOME": "read by `doctor`: where `conf/spark-defaults.conf` is",
     "SPARK_CONF_DIR": "read by `doctor`: where `spark-defaults.conf` is",
+    "SPARK_LOCAL_HOSTNAME": "read by `doctor`: how Spark names this machine to executors, if `spark.driver.host` is not set",
+    "SPARK_LOCAL_IP": "the same",
     "NCCL_SOCKET_IFNAME": "set in workers with NCCL to the interface that reaches the driver, unless it is set",
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "set to 0 in workers with NCCL: the driver aborts a world, torch's watchdog does not",
     "PYTHONPATH": "set in workers to the Spark task's import path",

@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["OpaqueObject", "SavedState", "decode", "encode", "encode_joined"]
 
 # What the tree of a state has from its commit.
-_TREE = ("steps", "size", "rebound", "same")
+_TREE = ("steps", "size", "rebound", "same", "kinds")
 TREE, TENSORS, OBJECTS = "tree.json", "tensors.safetensors", "objects.pickle"
 _FILE_OF_TENSORS = re.compile(r"tensors(-\d{5,}-of-\d{5,})?\.safetensors")
 
@@ -49,6 +49,8 @@ class SavedState:
     # Places of the state, as ``Content`` of the keepers names them; None if an earlier release wrote it, which did not know.
     rebound: Sequence[str] = ()
     same: Mapping[str, str] | None = None
+    # The classes of optimizers and schedulers, by their places.
+    kinds: Mapping[str, str] = field(default_factory=dict)
 
 
 def encode(snapshot: Kept) -> dict[str, Iterable[Buffer]]:
@@ -90,13 +92,10 @@ def decode(
         steps, size, objects = tree["steps"], tree["size"], tree["objects"]
         if not (type(steps) is int and type(size) is int and type(objects) is dict and all(map(_is_name, objects))):
             raise ValueError("it is not the tree of a state")
-        rebound, same = tree.get("rebound", []), tree.get("same")
-        places = {} if same is None else same
-        if not (
-            type(rebound) is list and type(places) is dict and all(map(_is_name, [*rebound, *places, *places.values()]))
-        ):
+        rebound, same, kinds = tree.get("rebound", []), tree.get("same"), tree.get("kinds", {})
+        if not (_are_names(rebound) and (same is None or _maps_names(same)) and _maps_names(kinds)):
             raise ValueError("it does not name places of a state")
-    return SavedState(name, steps, size, objects, rebound, same)
+    return SavedState(name, steps, size, objects, rebound, same, kinds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +180,14 @@ def _checked(
 
 def _is_name(name: object) -> bool:
     return type(name) is str and not name.startswith("_")
+
+
+def _are_names(names: object) -> bool:
+    return isinstance(names, list) and all(map(_is_name, names))
+
+
+def _maps_names(names: object) -> bool:
+    return isinstance(names, dict) and _are_names([*names, *names.values()])
 
 
 @contextmanager

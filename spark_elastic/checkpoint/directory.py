@@ -58,6 +58,10 @@ def _no_progress() -> None:
     pass
 
 
+class RemovedError(CheckpointError):
+    """The directory is gone, with whatever this run has written there."""
+
+
 class SupersededError(CheckpointError):
     """A later run has claimed the directory."""
 
@@ -99,6 +103,8 @@ class CheckpointDirectory:
         except DataError as error:
             raise CheckpointError(f"checkpoint={url!r} cannot be opened: {error}") from error
         self._files = self._location.filesystem
+        # Whether this object has seen the claim of its run there.
+        self._has_shown_claim = False
 
     def list(self) -> Listing:
         """List the checkpoints and claims in the directory. A directory that does not exist counts as empty.
@@ -142,7 +148,8 @@ class CheckpointDirectory:
     def check_claim(self, attempt: int) -> Listing:
         """Return the listing. Raises ``SupersededError`` if a later run has claimed the directory.
 
-        Raises ``CheckpointError`` if the claim is not listed: on this machine, the URL then names another place.
+        Raises ``CheckpointError`` if the claim is not listed: on this machine, the URL then names another place, or, if it was
+        listed before (``RemovedError``), the directory is gone.
         """
         listing = self.list()
         newest = max((claim.attempt for claim in listing.claims), default=0)
@@ -151,11 +158,17 @@ class CheckpointDirectory:
                 f"a later run (attempt {newest}) has claimed {self.url}; this one (attempt {attempt}) writes no more "
                 "checkpoints there"
             )
+        if newest < attempt and self._has_shown_claim:
+            raise RemovedError(
+                f"{self.url} has lost this run's claim: the directory was removed while the job ran, or something else took its "
+                "place"
+            )
         if newest < attempt:
             raise CheckpointError(
                 f"on this machine {self.url} does not show the claim that the driver has written there; checkpoint= has to name "
                 "a place that all machines share"
             )
+        self._has_shown_claim = True
         return listing
 
     # ------------------------------------------------------------------ checkpoints

@@ -15,7 +15,7 @@ import msgspec
 from spark_elastic._text import as_utf8
 from spark_elastic.checkpoint.best import BestKept, Metric, Score
 from spark_elastic.checkpoint.content import SavedState, decode, encode, encode_joined
-from spark_elastic.checkpoint.directory import VERSION_OF_PARTS, CheckpointDirectory, SupersededError
+from spark_elastic.checkpoint.directory import VERSION_OF_PARTS, CheckpointDirectory, RemovedError, SupersededError
 from spark_elastic.checkpoint.naming import CheckpointName
 from spark_elastic.checkpoint.newest import load_newest
 from spark_elastic.checkpoint.parts import Part, Written, encode_part, join
@@ -289,6 +289,8 @@ class CheckpointWriter:
             return
         except Exception as error:
             self._begun = None
+            if isinstance(error, RemovedError):
+                self._durable_steps = None
             self._failures += 1
             self._due_at = min(self._due_at, time.monotonic() + 2.0 ** (self._failures - 1))
             text = f"{type(error).__name__}: {error}"

@@ -32,7 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.arguments = given[split + 1 :]
     try:
         status = int(options.call(options))
-        sys.stdout.flush()
+        if sys.stdout is not None:  # as with >&-
+            sys.stdout.flush()
         return status
     except (SparkElasticError, ValueError, OSError, ImportError) as error:
         if isinstance(error, BrokenPipeError) and _nobody_reads():
@@ -55,6 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _nobody_reads() -> bool:
     """Whether the reader of the output, such as ``head``, has seen enough and ended."""
+    if sys.stdout is None:
+        return False
     poll = select.poll()
     poll.register(sys.stdout, 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))

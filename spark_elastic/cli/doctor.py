@@ -8,6 +8,8 @@ looks only at what run(local=True) needs, which is neither Spark nor Java.
 from __future__ import annotations
 
 import argparse
+import ipaddress
+import itertools
 import json
 import os
 import platform
@@ -24,6 +26,8 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from functools import partial
 from pathlib import Path
+
+import psutil
 
 from spark_elastic.cli.run import make_session, pairs
 from spark_elastic.launchers.defaults import cores
@@ -107,6 +111,8 @@ def examine_local() -> list[Diagnosis]:
 
 def examine_spark(options: argparse.Namespace) -> list[Diagnosis]:
     """Check what jobs on Spark need, and say what ``run(local=True)`` would train on."""
+    if not 0 <= options.driver_port <= 65535:
+        raise ValueError(f"--driver-port must be a port from 0 (any) to 65535, not {options.driver_port}")
     conf = {**spark_defaults(), **pairs(options.conf, "--conf")}
     master = options.master or conf.get("spark.master", "")
     spark = installed("pyspark")
@@ -246,7 +252,8 @@ def check_network(conf: Mapping[str, str], master: str, port: int) -> list[Diagn
     except OSError as error:
         fix = "choose another driver_port, or set spark.driver.bindAddress to an address of this machine"
         found.append(fault("port", f"the driver cannot listen on {where}: {error}", fix))
-    host = conf.get("spark.driver.host") or socket.gethostname()
+    given = conf.get("spark.driver.host") or os.environ.get("SPARK_LOCAL_HOSTNAME") or os.environ.get("SPARK_LOCAL_IP")
+    host = given or socket.gethostname()
     try:
         addresses = sorted({str(entry[4][0]) for entry in socket.getaddrinfo(host, None)})
     except OSError as error:
@@ -254,9 +261,22 @@ def check_network(conf: Mapping[str, str], master: str, port: int) -> list[Diagn
         return [*found, fault("host name", f"{host} does not resolve: {error}", fix)]
     what = f"{host} is {', '.join(addresses)}"
     if not master.startswith("local") and all(each.startswith("127.") or each == "::1" for each in addresses):
+        others = _other_addresses()
+        if given is None and others:
+            return [
+                *found,
+                fine("host name", f"{what}; Spark takes another address of this machine: {', '.join(others)}"),
+            ]
         fix = "set spark.driver.host to an address that executors reach (Debian's /etc/hosts gives 127.0.1.1)"
         return [*found, warning("host name", f"{what}: executors on other machines would connect to themselves", fix)]
     return [*found, fine("host name", what)]
+
+
+def _other_addresses() -> list[str]:
+    """Return the IPv4 addresses of this machine by which others may reach it."""
+    entries = itertools.chain.from_iterable(psutil.net_if_addrs().values())
+    addresses = [ipaddress.ip_address(entry.address) for entry in entries if entry.family == socket.AF_INET]
+    return sorted(str(each) for each in addresses if not each.is_loopback and not each.is_link_local)
 
 
 # ---------------------------------------------------------------- settings

@@ -124,6 +124,12 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         inner.is_part = True  # type: ignore[attr-defined]  # see the function of this name
         self._inner = inner
 
+    @property
+    def plain_class(self) -> type[torch.optim.Optimizer]:
+        """The class of the optimizer whose state is divided."""
+        assert self._inner is not None, "it is made with this optimizer"
+        return type(self._inner)
+
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update this rank's parameters and exchange them with the other ranks. Returns the result of ``closure``, if given."""
         loss = None

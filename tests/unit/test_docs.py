@@ -89,7 +89,7 @@ OURS = {
     },
     "Store": {"check", "checkpoint_url", "data_url", "files", "log_url", "run_url", "spark_url", "worker_url"},
     "ZeroRedundancyOptimizer": {
-        *("divide", "division", "held_state", "parameters", "sizes", "undivide", "whole_state_dict"),
+        *("divide", "division", "held_state", "parameters", "plain_class", "sizes", "undivide", "whole_state_dict"),
     },
     "_Monitor": {"improved"},
 }

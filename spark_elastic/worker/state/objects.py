@@ -16,6 +16,7 @@ from spark_elastic.data.loader import TakesWorld, has_part
 from spark_elastic.errors import CheckpointError, SparkElasticError, StateLostError, TrainingCodeError
 from spark_elastic.worker.checks.aliases import check_aliases, check_live, watch_loads
 from spark_elastic.worker.checks.plain_values import find_unequal
+from spark_elastic.worker.checks.resumed_optimizers import check_optimizers, kinds_of
 from spark_elastic.worker.checks.resumed_settings import dropped_objects, replaced_settings
 from spark_elastic.worker.checks.unsupported import check_is_shared, check_supported
 from spark_elastic.worker.checks.user_frames import depth_of_user
@@ -283,6 +284,7 @@ class ObjectState(State):
         present = self._values(shared=True)
         replaced, dropped = replaced_settings(present, saved.objects), dropped_objects(present, saved.objects)
         try:
+            check_optimizers(present, saved.objects, saved.kinds)
             self._load(saved.objects, rebound=saved.rebound, same=saved.same)
         except Exception as error:
             misfit = CheckpointError(
@@ -316,6 +318,7 @@ class ObjectState(State):
             "objects": values,
             "rebound": self._rebound(places),
             "same": places.same,
+            "kinds": kinds_of(places),
         }
         try:
             has_changed = self._keeper.take(content, places, self._own_part())

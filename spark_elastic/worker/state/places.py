@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy
@@ -70,6 +70,10 @@ class Places:
         """Return the object that was at a place; None if it is plain, or gone."""
         found = self._objects.get(name)
         return found() if type(found) is _Reference else found
+
+    def kept(self) -> Iterable[tuple[str, object]]:
+        """Return the places with their objects, without tensors and arrays."""
+        return ((name, value) for name, value in self._objects.items() if type(value) is not _Reference)
 
     def rebound(self, first: Places) -> list[str]:
         """Return the places where there are other objects than there were at first. Objects with a state dict do not count."""

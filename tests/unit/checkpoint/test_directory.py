@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from checkpoint_stage import DAMAGES, fill, memory_url
 from fsspec.implementations.memory import MemoryFileSystem
 
-from spark_elastic.checkpoint.directory import VERSION, CheckpointDirectory, SupersededError
+from spark_elastic.checkpoint.directory import VERSION, CheckpointDirectory, RemovedError, SupersededError
 from spark_elastic.checkpoint.naming import CheckpointName, Claim, Listing
 from spark_elastic.errors import CheckpointError, DamagedError
 
@@ -165,6 +166,15 @@ def test_an_earlier_run_learns_that_it_was_superseded(directory: CheckpointDirec
     directory.check_claim(attempt)
     directory.claim()
     with pytest.raises(SupersededError, match=r"attempt 2.*attempt 1"):
+        directory.check_claim(attempt)
+
+
+def test_a_directory_that_is_removed_while_the_job_runs_is_no_other_place(tmp_path: Path) -> None:
+    directory = CheckpointDirectory(str(tmp_path / "saved"))
+    attempt = directory.claim()
+    directory.check_claim(attempt)
+    shutil.rmtree(tmp_path / "saved")
+    with pytest.raises(RemovedError, match="the directory was removed while the job ran"):
         directory.check_claim(attempt)
 
 

@@ -99,6 +99,23 @@ def test_steps_are_counted_on_from_those_before(stage: Stage, url: str) -> None:
     assert state.epoch == 6
 
 
+def test_another_optimizer_and_parameters_in_another_order_do_not_fit(stage: Stage, url: str) -> None:
+    def made(kind: Any = torch.optim.Adam, *names: str) -> Any:
+        model = torch.nn.ModuleDict({name: torch.nn.Linear(2, 2) for name in names or "ab"})
+        return TorchState(model=model, optimizer=kind(model.parameters()))
+
+    commit(stage, new_run(stage, url, made()))
+    for other, words in (
+        (made(torch.optim.Adamax), "that of Adam, and it is Adamax"),
+        (made(torch.optim.Adam, "b", "a"), "order"),
+    ):
+        with pytest.raises(
+            CheckpointError, match=f"does not fit this state: .*{words}.*; give another checkpoint= to start over"
+        ):
+            new_run(stage, url, other)
+    new_run(stage, url, made())
+
+
 def test_what_was_set_to_another_object_comes_back_as_a_copy(stage: Stage, url: str) -> None:
     """The content of the one stage went into the other one of the new job's table."""
 

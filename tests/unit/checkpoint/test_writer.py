@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -451,6 +452,18 @@ def test_the_end_waits_until_the_last_commit_is_written(job: Job) -> None:
     job.finish(3)
     assert job.written == [1, 3]
     assert load_checkpoint(job.url)["step"] == 3
+
+
+def test_what_was_removed_with_the_directory_is_not_what_the_next_run_finds(
+    job: Job, caplog: pytest.LogCaptureFixture
+) -> None:
+    job.commit(1)
+    shutil.rmtree(job.url)
+    job.save(2)
+    job.finish(2)
+    assert job.written == [1]
+    assert "the directory was removed while the job ran" in caplog.text
+    assert "the next run finds none of this run" in caplog.text
 
 
 def test_the_end_writes_nothing_twice(job: Job) -> None:

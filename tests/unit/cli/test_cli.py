@@ -57,6 +57,13 @@ def test_a_command_whose_reader_has_seen_enough_ends_without_a_word(tmp_path: Pa
     assert (done.returncode, done.stderr) == (1, "")
 
 
+def test_a_command_without_an_output_does_its_work() -> None:
+    """A job that had succeeded was reported as failed."""
+    command = f"{sys.executable} -m spark_elastic.cli doctor --local >&-"
+    done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_another_broken_pipe_is_an_error(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     def call(options: argparse.Namespace) -> int:
         raise BrokenPipeError("the cluster has closed the connection")

@@ -7,8 +7,10 @@ import socket
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from spark_elastic.cli import doctor, main
@@ -40,7 +42,7 @@ def java(folder: Path, version: str) -> None:
 def fine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A set-up in which there is nothing to find; its folder of programs is first on PATH."""
     java(tmp_path / "bin", "17.0.9")
-    for name in ("JAVA_HOME", "SPARK_HOME", "SPARK_CONF_DIR"):
+    for name in ("JAVA_HOME", "SPARK_HOME", "SPARK_CONF_DIR", "SPARK_LOCAL_IP", "SPARK_LOCAL_HOSTNAME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
@@ -160,12 +162,32 @@ def test_a_port_that_is_taken_is_a_fault(fine: Path, capsys: pytest.CaptureFixtu
     assert "driver_port" in found["port"]["fix"]
 
 
+@pytest.mark.parametrize("port", ["-5", "65536", "22222222"])
+def test_a_port_that_is_none_is_refused(fine: Path, capsys: pytest.CaptureFixture[str], port: str) -> None:
+    assert main(["doctor", "--driver-port", port]) == 2
+    assert f"--driver-port must be a port from 0 (any) to 65535, not {port}" in capsys.readouterr().err
+
+
 def test_a_host_name_that_is_a_loopback_address_misleads_other_machines(
-    fine: Path, capsys: pytest.CaptureFixture[str]
+    fine: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    status, found = examined(capsys, "--conf", "spark.master=spark://elsewhere:7077")
-    assert (status, found["host name"]["level"]) == (0, "warning")
-    assert "spark.driver.host" in found["host name"]["fix"]
+    """Unless nobody has set it: Spark then takes another address of the machine, if there is one."""
+
+    def host_name() -> Any:
+        return examined(capsys, "--conf", "spark.master=spark://elsewhere:7077")[1].get("host name")
+
+    addresses = [
+        SimpleNamespace(family=socket.AF_INET, address=each) for each in ("127.0.0.1", "169.254.1.1", "10.0.0.7")
+    ]
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"all": addresses})
+    assert host_name() is None
+    for setting in ("SPARK_LOCAL_IP", "SPARK_LOCAL_HOSTNAME"):
+        monkeypatch.setenv(setting, "127.0.0.1")
+        assert host_name()["level"] == "warning"
+        monkeypatch.delenv(setting)
+    addresses.pop()
+    assert host_name()["level"] == "warning"
+    assert "spark.driver.host" in host_name()["fix"]
 
 
 def test_settings_are_also_read_where_spark_reads_them(

@@ -30,6 +30,8 @@ class Content(TypedDict):
     # is beside them; see ``Places``.
     rebound: list[str]
     same: Mapping[str, str]
+    # The classes of optimizers and schedulers, by their places.
+    kinds: Mapping[str, str]
 
 
 class Keeper(ABC):
