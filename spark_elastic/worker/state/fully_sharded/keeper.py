@@ -84,12 +84,12 @@ class FullySharded(Keeper):
     def take(self, content: Content, places: Places, own: object) -> bool:
         world, model = present_world(), self.model
         if world is None or model is None:
-            small = _snapshot(content, own)
+            small = _snapshot(content, places, own)
             self._current = ShardedCommit(small)
             return True
         mine = model.divided()
         divided, live = list(mine), list(mine.values())
-        small = _snapshot({**content, "model": model.small(), "divided": divided}, own)
+        small = _snapshot({**content, "model": model.small(), "divided": divided}, places, own)
         before, commit = self._current, self._next(world)
         received = self._swap(world, divided, live)
         self._older = before
@@ -231,9 +231,10 @@ class FullySharded(Keeper):
             exchange(world, going(), lambda: receive_all(world, coming))
 
 
-def _snapshot(content: Mapping[str, object], own: object) -> Snapshot:
+def _snapshot(content: Mapping[str, object], places: Places, own: object) -> Snapshot:
     small = Snapshot()
     small.take(content, own)
+    small.places = places
     assert small.objects is not None
     small.put_back, small.outline = remember(small.objects), outline(small.objects)
     return small

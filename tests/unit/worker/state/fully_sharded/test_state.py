@@ -108,6 +108,17 @@ def test_after_a_loss_everything_is_made_anew_as_of_the_last_commit(stage: Stage
     assert begun.optimizer.param_groups[0]["lr"] == pytest.approx(0.001)
 
 
+def test_what_was_set_to_another_object_since_goes_back_to_its_own(stage: Stage, begun: ShardedState) -> None:
+    stages = [{"rate": 1.0}, {"rate": 2.0}]
+    begun.stage, begun.config = stages[0], {"stage": stages[0]}
+    train(begun)
+    begun.commit()
+    begun.stage = begun.config["stage"] = stages[1]
+    held_again(stage, begun)
+    assert begun.stage is begun.config["stage"] is stages[0]
+    assert stages == [{"rate": 1.0}, {"rate": 2.0}]
+
+
 def test_torchs_caches_do_not_keep_the_process_group_of_a_generation_that_has_ended(begun: ShardedState) -> None:
     nn.utils.clip_grad_norm_(begun.model.parameters(), 1.0)
     group = weakref.ref(dist.group.WORLD)
