@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 __all__ = ["OpaqueObject", "SavedState", "decode", "encode", "encode_joined"]
 
-# What the tree of a state has from its commit.
-_TREE = ("steps", "size", "rebound", "same", "kinds")
+# What a commit says about places, as the keepers' ``Content`` names it, unless it is empty.
+_PLACES: dict[str, object] = {"rebound": [], "same": {}, "kinds": {}}
 TREE, TENSORS, OBJECTS = "tree.json", "tensors.safetensors", "objects.pickle"
 _FILE_OF_TENSORS = re.compile(r"tensors(-\d{5,}-of-\d{5,})?\.safetensors")
 
@@ -66,7 +66,8 @@ def encode_joined(mine: EncodedPart, skeleton: Any) -> dict[str, Iterable[Buffer
 
 
 def _tree_files(objects: dict[str, Any], opaque: list[object], skeleton: Any) -> dict[str, Iterable[Buffer]]:
-    tree = {**{name: value for name, value in skeleton.items() if name in _TREE}, "objects": objects}
+    told = {name: skeleton.get(name, empty) for name, empty in _PLACES.items()}
+    tree = {"steps": skeleton["steps"], "size": skeleton["size"], "objects": objects, **told}
     files: dict[str, Iterable[Buffer]] = {TREE: [json.dumps(tree).encode("ascii")]}
     if opaque:
         files[OBJECTS] = [pickled(opaque, skeleton, "written to a checkpoint")]

@@ -114,8 +114,7 @@ class Stage:
         if self.arriving is None:
             return False
         snapshots.spare.buffer.copy_from([])
-        snapshots.spare.skeleton = {"rebound": [], "same": {}, **self.arriving}
-        snapshots.spare.objects = snapshots.spare.put_back = None
+        snapshots.spare.skeleton, snapshots.spare.objects, snapshots.spare.put_back = self.arriving, None, None
         snapshots.spare.told = self.told
         snapshots.switch()
         return True

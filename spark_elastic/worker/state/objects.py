@@ -312,20 +312,23 @@ class ObjectState(State):
         """Begin a commit of the present values, made by a world of this size."""
         values = self._values(shared=True)
         places = Places(values)
-        content: Content = {
-            "steps": steps,
-            "size": size,
-            "objects": values,
-            "rebound": self._rebound(places),
-            "same": places.same,
-            "kinds": kinds_of(places),
-        }
         try:
-            has_changed = self._keeper.take(content, places, self._own_part())
+            has_changed = self._keeper.take(self._content(steps, size, values, places), places, self._own_part())
         except CannotCopyError as error:
             raise error.named({**values, **self._values(shared=False)}) from error.reason
         if has_changed:
             self._tell()  # a change that cannot be described to a newcomer raises now, on every rank
+
+    def _content(self, steps: int, size: int, values: dict[str, object], places: Places) -> Content:
+        content: Content = {"steps": steps, "size": size, "objects": values}
+        if rebound := self._rebound(places):
+            content["rebound"] = rebound
+        if places.same:
+            content["same"] = places.same
+        job = current_job()
+        if job is not None and job.checkpoints is not None:
+            content["kinds"] = kinds_of(places)
+        return content
 
     def _take_next(self) -> None:
         world = present_world()
@@ -399,7 +402,7 @@ class ObjectState(State):
             kept.put_back()
         self._commits.steps = content["steps"]
         self._forget_newer(content["objects"])
-        self._load(content["objects"], kept.places, content["rebound"], content["same"])
+        self._load(content["objects"], kept.places, content.get("rebound", ()), content.get("same", {}))
 
     def _load_own(self, own: object) -> None:
         if isinstance(own, Snapshot):

@@ -19,6 +19,7 @@ from spark_elastic.checkpoint.skeleton import PLAIN
 from spark_elastic.worker.state.snapshot import has_state_dict
 
 # Types of objects that may be large.
+_CONTAINERS = frozenset((dict, OrderedDict, list, tuple))
 _LARGE = frozenset((torch.Tensor, numpy.ndarray))
 
 
@@ -56,13 +57,12 @@ class Places:
             earlier = first.setdefault(id(value), name)
             if earlier != name:
                 self.same[name] = earlier
-        if kind in (dict, OrderedDict):
-            entries = value.items()
-        elif kind in (list, tuple):
-            entries = enumerate(value)
-        else:
+        if kind not in _CONTAINERS:
             return
-        for key, entry in entries:
+        is_dict = kind is dict or kind is OrderedDict
+        if PLAIN.issuperset(map(type, value.values() if is_dict else value)):
+            return  # the usual case
+        for key, entry in value.items() if is_dict else enumerate(value):
             if type(entry) not in PLAIN:
                 self._look(entry, f"{name}[{key!r}]", first, twice)
 

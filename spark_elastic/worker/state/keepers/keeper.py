@@ -14,6 +14,8 @@ from spark_elastic.worker.state.places import Places
 from spark_elastic.worker.state.snapshot import Snapshot
 
 if TYPE_CHECKING:
+    from typing_extensions import NotRequired
+
     from spark_elastic.worker.world import World
 
 
@@ -27,11 +29,11 @@ class Content(TypedDict):
     # The live objects that all ranks share, by name.
     objects: Mapping[str, object]
     # The places that hold other objects than when the job began, and those that hold the object of an earlier place, whose name
-    # is beside them; see ``Places``.
-    rebound: list[str]
-    same: Mapping[str, str]
-    # The classes of optimizers and schedulers, by their places.
-    kinds: Mapping[str, str]
+    # is beside them; see ``Places``. Missing if there are none: each entry makes commits a little slower.
+    rebound: NotRequired[list[str]]
+    same: NotRequired[Mapping[str, str]]
+    # For durable checkpoints, the classes of optimizers and schedulers, by their places.
+    kinds: NotRequired[Mapping[str, str]]
 
 
 class Keeper(ABC):

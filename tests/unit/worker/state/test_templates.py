@@ -338,7 +338,7 @@ def test_what_a_restore_puts_back_is_that_of_its_own_commit(keeper_class: type[O
     job, keeper = Job(), keeper_class()
 
     def commit() -> None:
-        content: Content = {"steps": 1, "size": 1, "objects": job.values(), "rebound": [], "same": {}, "kinds": {}}
+        content: Content = {"steps": 1, "size": 1, "objects": job.values()}
         keeper.take(content, Places(job.values()), None)
         keeper.settle()
 
