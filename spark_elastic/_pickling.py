@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
-from spark_elastic import _script_classes
+from spark_elastic import _script
 
 if TYPE_CHECKING:
     import torch
@@ -103,7 +103,7 @@ def _refuse_sparks_own(value: object) -> None:
 
 class _PeerPickler(cloudpickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
-        return _script_classes.reduced(obj) or super().reducer_override(obj)
+        return _script.reduced(obj) or super().reducer_override(obj)
 
 
 class _Called:

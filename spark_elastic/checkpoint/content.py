@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["OpaqueObject", "SavedState", "decode", "encode", "encode_joined"]
 
 # What a commit says about places, as the keepers' ``Content`` names it, unless it is empty.
-_PLACES: dict[str, object] = {"rebound": [], "same": {}, "kinds": {}}
+_PLACES: dict[str, object] = {"rebound": [], "same": {}, "steppers": {}}
 TREE, TENSORS, OBJECTS = "tree.json", "tensors.safetensors", "objects.pickle"
 _FILE_OF_TENSORS = re.compile(r"tensors(-\d{5,}-of-\d{5,})?\.safetensors")
 
@@ -46,11 +46,10 @@ class SavedState:
     steps: int
     size: int
     objects: dict[str, object]
-    # Places of the state, as ``Content`` of the keepers names them; None if an earlier release wrote it, which did not know.
+    # What the keepers' ``Content`` says about places; an earlier release did not know it (``same`` is None).
     rebound: Sequence[str] = ()
     same: Mapping[str, str] | None = None
-    # The classes of optimizers and schedulers, by their places.
-    kinds: Mapping[str, str] = field(default_factory=dict)
+    steppers: Mapping[str, Any] = field(default_factory=dict)
 
 
 def encode(snapshot: Kept) -> dict[str, Iterable[Buffer]]:
@@ -93,10 +92,10 @@ def decode(
         steps, size, objects = tree["steps"], tree["size"], tree["objects"]
         if not (type(steps) is int and type(size) is int and type(objects) is dict and all(map(_is_name, objects))):
             raise ValueError("it is not the tree of a state")
-        rebound, same, kinds = tree.get("rebound", []), tree.get("same"), tree.get("kinds", {})
-        if not (_are_names(rebound) and (same is None or _maps_names(same)) and _maps_names(kinds)):
+        rebound, same, steppers = tree.get("rebound", []), tree.get("same"), tree.get("steppers", {})
+        if not (_are_names(rebound) and (same is None or _maps_names(same)) and _describes_steppers(steppers)):
             raise ValueError("it does not name places of a state")
-    return SavedState(name, steps, size, objects, rebound, same, kinds)
+    return SavedState(name, steps, size, objects, rebound, same, steppers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +165,12 @@ class _Reader:
                     f"the objects of checkpoint {self.name} of {self.directory.url} need code that is not here: {error}. Make "
                     "it importable on the workers, or give another checkpoint= to start over"
                 ) from error
+            except (TypeError, ValueError) as error:
+                # The bytes are those that were written: ``_bytes`` has compared their digest.
+                raise CheckpointError(
+                    f"the objects of checkpoint {self.name} of {self.directory.url} do not fit the classes here: "
+                    f"{type(error).__name__}: {error}. Restore the classes, or give another checkpoint= to start over"
+                ) from error
             return objects
 
 
@@ -189,6 +194,14 @@ def _are_names(names: object) -> bool:
 
 def _maps_names(names: object) -> bool:
     return isinstance(names, dict) and _are_names([*names, *names.values()])
+
+
+def _describes_steppers(steppers: dict[str, Any]) -> bool:
+    groups = [group for each in steppers.values() for group in each.get("parameters", [])]
+    kinds = [each["kind"] for each in steppers.values()]
+    return all(isinstance(kind, str) for kind in kinds) and all(
+        name is None or isinstance(name, str) for group in groups for name in group
+    )
 
 
 @contextmanager

@@ -63,7 +63,7 @@ def map_tree(function: Callable[[object], object], tree: Any) -> Any:
     kind: Any = type(tree)
     if kind is StateDict:
         return StateDict(map_tree(function, tree.content))
-    if kind in (dict, OrderedDict) and (PLAIN.issuperset(map(type, tree)) or all(map(is_plain, tree))):
+    if kind in (dict, OrderedDict) and has_plain_keys(tree):
         # Plain values are not trees. States have many of them, and each would cost another call in every commit.
         copied = kind(
             [
@@ -77,6 +77,11 @@ def map_tree(function: Callable[[object], object], tree: Any) -> Any:
     if kind in (list, tuple):
         return kind(map_tree(function, entry) for entry in tree)
     return function(tree)
+
+
+def has_plain_keys(tree: Mapping[object, object]) -> bool:
+    """Whether a dict counts as a tree."""
+    return PLAIN.issuperset(map(type, tree)) or all(map(is_plain, tree))
 
 
 def is_plain(key: object) -> bool:

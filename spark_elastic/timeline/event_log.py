@@ -50,7 +50,7 @@ def choose_run(entries: Iterable[Entry], run_id: str | None = None) -> list[Entr
     for entry in entries:
         if isinstance(entry.record, JobStarted):
             latest = runs[entry.record.run_id] = []
-        of_run = latest if entry.run is None else runs.get(entry.run)
+        of_run = latest if entry.run is None or isinstance(entry.record, JobStarted) else runs.get(entry.run)
         if of_run is not None:
             of_run.append(entry)
     if run_id is None:

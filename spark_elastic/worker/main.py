@@ -10,7 +10,7 @@ from contextlib import ExitStack
 import cloudpickle
 import msgspec
 
-from spark_elastic._script_classes import remember_script
+from spark_elastic._script import remember_script
 from spark_elastic.errors import NotInWorldError, ScriptFailedError
 from spark_elastic.protocol.fault_points import Point
 from spark_elastic.protocol.messages import WHOLE_JOB

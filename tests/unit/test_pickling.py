@@ -185,7 +185,7 @@ FUNCTION = """
 import enum, functools, pickle, sys
 import cloudpickle
 from spark_elastic._pickling import dumps_for_peers
-from spark_elastic._script_classes import remember_script
+from spark_elastic._script import remember_script
 class Phase(enum.Enum):
     WARM = 1
 class Path:
@@ -204,7 +204,7 @@ sys.stdout.buffer.write(cloudpickle.dumps(sent))
 WORKER = """
 import pickle, sys
 from pathlib import Path
-from spark_elastic._script_classes import remember_script
+from spark_elastic._script import remember_script
 sent, packed = Path(sys.argv[1]), Path(sys.argv[2])
 for number, function in enumerate(pickle.loads(sent.read_bytes())):
     remember_script(function)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from enum import Enum
 from typing import Any, TypeVar, cast
 
 import numpy
 import torch
 
-from spark_elastic.checkpoint.skeleton import PLAIN, StateDict, map_tree
+from spark_elastic.checkpoint.skeleton import PLAIN, StateDict, has_plain_keys, map_tree
 from spark_elastic.errors import SparkElasticError
 from spark_elastic.worker.module_registers import stepped
 from spark_elastic.worker.state.places import Places
@@ -32,38 +33,41 @@ _COPYING = {"__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__de
 
 
 class Loading:
-    """One load of kept values, which go into the present objects where possible, so that references to these stay valid.
+    """One load of kept values, which go into the objects that they belong to, so that references to these stay valid.
 
     Nothing of the result is what is kept. Containers, arrays and objects of plain Python classes are refilled. Kept objects
-    refer to each other, and to themselves: once they have been paired with present ones, what they refer to is the present
-    ones, too.
+    refer to each other, and to themselves: once they have been paired with objects here, what they refer to is these, too.
 
     Args:
-        places: the objects of which the kept values are copies, if these were copied here. Without it, what is at a place now
-            takes in what is kept of it.
-        rebound: the names of places where another object belongs than is there now.
+        places: the objects of which the kept values are copies, if these were copied here (``is_own``), else those with which
+            the job began here. None takes what is at each place now.
+        rebound: of values that were not copied here, the names of places that have been set to other objects since.
         same: the names of places where the object belongs that is at another one, with the name of that; None if that is not
             known.
     """
 
     def __init__(
-        self, places: Places | None = None, rebound: Collection[str] = (), same: Mapping[str, str] | None = None
+        self,
+        places: Places | None = None,
+        is_own: bool = False,
+        rebound: Collection[str] = (),
+        same: Mapping[str, str] | None = None,
     ) -> None:
-        self._at = places
+        self._first = places
+        self._is_own = is_own
         self._rebound = frozenset(rebound)
-        self._same = same or {}
-        self._knows_same = same is not None
-        # By the names of places, what has been loaded there and belongs to others as well.
+        self._same = same
+        # Of places whose object belongs to others as well: what is there and what is kept, and what has been loaded.
+        self._sharing: dict[str, Any] = dict.fromkeys((same or {}).values())
         self._shared: dict[str, object] = {}
-        self._sharing = frozenset(self._same.values())
         # By the ids of kept objects, what takes their place; also the memo of copies.
-        self._places: dict[int, Any] = {}
-        # The ids of present objects that belong to a kept one, and of those that have taken its content in.
+        self._takers: dict[int, Any] = {}
+        # The ids of objects here that belong to a kept one, and of those that have taken its content in.
         self._paired: set[int] = set()
         self._filled: set[int] = set()
 
     def load(self, present: Mapping[str, object], kept: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-        """Yield what belongs under each name: the present object with the kept content if possible, else a copy.
+        """Yield what belongs under each name: an object here with the kept content if possible, else a copy.
 
         Raises ``SparkElasticError`` for a state dict where no object can load it.
         """
@@ -72,54 +76,61 @@ class Loading:
         for name, value in kept.items():
             yield name, self._load(present.get(name), value, name)
 
+    def _target(self, name: str, present: object) -> Any:
+        """Return the object that what is kept of a place belongs to; None if there is none here."""
+        if name in self._rebound:
+            return None
+        return present if self._first is None else self._first.at(name)
+
     def _pair(self, present: Any, kept: Any, name: str) -> None:
-        """Note which of the objects in a present tree belong to those in a kept one."""
+        """Note which of the objects here belong to those in a kept tree."""
         kind = type(kept)
-        if kind in PLAIN or isinstance(kept, (StateDict, KeptPart, torch.Tensor)) or name in self._same:
+        if kind in PLAIN or (self._same and name in self._same):
             return
-        present = self._original(name, present)
-        if kind in (dict, OrderedDict, list, tuple):
-            for key, beside, value in _entries(present, kept):
+        if name in self._sharing:
+            self._sharing[name] = present, kept
+        if isinstance(kept, (StateDict, KeptPart, torch.Tensor)):
+            return
+        target = self._target(name, present)
+        if kind in (list, tuple) or (kind in (dict, OrderedDict) and has_plain_keys(kept)):
+            for key, beside, value in _entries(target if self._is_own else present, kept):
                 self._pair(beside, value, f"{name}[{key!r}]")
-        elif (
-            name not in self._rebound
-            and id(kept) not in self._places
-            and id(present) not in self._paired
-            and _can_be_refilled(present, kept)
-        ):
-            self._places[id(kept)] = present
-            self._paired.add(id(present))
+        elif id(kept) not in self._takers and id(target) not in self._paired and _can_be_refilled(target, kept):
+            self._takers[id(kept)] = target
+            self._paired.add(id(target))
 
     def _load(self, present: Any, kept: Any, name: str) -> object:
         if type(kept) in PLAIN:
             return kept
-        if self._same.get(name) in self._shared:
-            return self._shared[self._same[name]]
-        loaded = self._loaded(self._original(name, present), kept, name)
+        place = self._same.get(name, name) if self._same else name
+        if place in self._shared:
+            return self._shared[place]
+        if place != name and self._sharing[place] is not None:
+            name, (present, kept) = place, self._sharing[place]
+        target = self._target(name, present)
+        loaded = self._loaded(target if self._is_own else present, target, kept, name)
         if name in self._sharing:
             self._shared[name] = loaded
         return loaded
 
-    def _original(self, name: str, present: object) -> object:
-        return present if self._at is None else self._at.at(name)
-
-    def _loaded(self, present: Any, kept: Any, name: str) -> object:
+    def _loaded(self, present: Any, target: Any, kept: Any, name: str) -> object:
+        """Load what is kept of a place into ``target``. What is in it may be in ``present``, which is there now."""
         if isinstance(kept, (StateDict, KeptPart)):
             self._load_stateful(present, kept, name)
             return present
         if isinstance(kept, torch.Tensor):
-            return self._load_tensor(present, kept, name)
+            return self._load_tensor(target, kept)
         kind: Any = type(kept)
         if isinstance(kept, Enum):
             return _member_here(present, kept)
-        if kind not in (dict, OrderedDict, list, tuple):
+        if kind not in (list, tuple) and not (kind in (dict, OrderedDict) and has_plain_keys(kept)):
             return self._take(kept)
         entries = [
             (key, self._load(beside, value, f"{name}[{key!r}]")) for key, beside, value in _entries(present, kept)
         ]
         if kind is OrderedDict:
             return _with_metadata(OrderedDict(entries), kept)
-        return self._fill(present, dict(entries) if kind is dict else kind(value for _, value in entries), name)
+        return self._fill(target, dict(entries) if kind is dict else kind(value for _, value in entries))
 
     def _load_stateful(self, target: object, kept: StateDict | KeptPart, name: str) -> None:
         if not has_state_dict(target):
@@ -127,7 +138,7 @@ class Loading:
                 f"state.{name} was saved with a state dict, but is {type(target).__name__} here; give it to the "
                 "State on every rank, above the elastic function"
             )
-        if self._knows_same and id(target) in self._filled:
+        if not self._is_own and self._same is not None and id(target) in self._filled:
             raise SparkElasticError(
                 f"state.{name} is an object that the State has in another place, too, and was another one when it was saved: "
                 "give the State two objects, above the elastic function"
@@ -136,42 +147,42 @@ class Loading:
         if isinstance(kept, KeptPart):
             copy.deepcopy(kept).load_into(target)
             return
-        if self._at is not None and isinstance(target, torch.nn.Module):
+        if self._is_own and isinstance(target, torch.nn.Module):
             _reshape(target, kept.content)
         copies: dict[int, object] = {}
         load_state_dict(target, map_tree(lambda value: _own(value, copies), kept.content))
 
-    def _load_tensor(self, present: Any, kept: torch.Tensor, name: str) -> torch.Tensor:
-        if name in self._rebound or id(present) in self._filled or not fits(present, kept):
+    def _load_tensor(self, target: Any, kept: torch.Tensor) -> torch.Tensor:
+        if id(target) in self._filled or not fits(target, kept):
             return kept.clone()
-        self._filled.add(id(present))
+        self._filled.add(id(target))
         with torch.no_grad():
-            present.copy_(kept)
-        present.grad = None
-        return cast(torch.Tensor, present)
+            target.copy_(kept)
+        target.grad = None
+        return cast(torch.Tensor, target)
 
     def _take(self, kept: Any) -> object:
         """Return what takes the place of a kept object, with its content."""
-        present = self._places.get(id(kept))
-        if present is None or id(present) not in self._paired:
-            return copy.deepcopy(kept, self._places)
-        if id(present) not in self._filled:
-            self._filled.add(id(present))
+        target = self._takers.get(id(kept))
+        if target is None or id(target) not in self._paired:
+            return copy.deepcopy(kept, self._takers)
+        if id(target) not in self._filled:
+            self._filled.add(id(target))
             if isinstance(kept, numpy.ndarray):
-                present[...] = kept
+                target[...] = kept
             elif isinstance(kept, _CONTAINERS):
-                _fill(present, copy.deepcopy(dict(kept) if isinstance(kept, dict) else list(kept), self._places))
+                _fill(target, copy.deepcopy(dict(kept) if isinstance(kept, dict) else list(kept), self._takers))
             else:
-                _fill(vars(present), copy.deepcopy(vars(kept), self._places))
-        return present
+                _fill(vars(target), copy.deepcopy(vars(kept), self._takers))
+        return target
 
-    def _fill(self, present: Any, loaded: Any, name: str) -> object:
-        """Return loaded entries, in the present container if that is of the same kind."""
-        if name in self._rebound or id(present) in self._filled or not _can_be_refilled(present, loaded):
+    def _fill(self, target: Any, loaded: Any) -> object:
+        """Return loaded entries, in the container here if that is of the same kind."""
+        if id(target) in self._filled or not _can_be_refilled(target, loaded):
             return loaded
-        self._filled.add(id(present))
-        _fill(present, loaded)
-        return present
+        self._filled.add(id(target))
+        _fill(target, loaded)
+        return target
 
 
 def _member_here(present: object, kept: Enum) -> Enum:
@@ -181,7 +192,8 @@ def _member_here(present: object, kept: Enum) -> Enum:
         kind.__module__,
         kind.__qualname__,
     ):
-        return type(present).__members__.get(kept.name, kept)
+        with suppress(ValueError):  # it has no such member
+            return type(present).__members__.get(kept.name) or type(present)(kept.value)
     return kept
 
 

@@ -16,7 +16,7 @@ from spark_elastic.data.loader import TakesWorld, has_part
 from spark_elastic.errors import CheckpointError, SparkElasticError, StateLostError, TrainingCodeError
 from spark_elastic.worker.checks.aliases import check_aliases, check_live, watch_loads
 from spark_elastic.worker.checks.plain_values import find_unequal
-from spark_elastic.worker.checks.resumed_optimizers import check_optimizers, kinds_of
+from spark_elastic.worker.checks.resumed_optimizers import Stepper, check_steppers, describe_steppers
 from spark_elastic.worker.checks.resumed_settings import dropped_objects, replaced_settings
 from spark_elastic.worker.checks.unsupported import check_is_shared, check_supported
 from spark_elastic.worker.checks.user_frames import depth_of_user
@@ -30,7 +30,7 @@ from spark_elastic.worker.state.loading import Loading
 from spark_elastic.worker.state.places import Places
 from spark_elastic.worker.state.repair import hand_out
 from spark_elastic.worker.state.snapshot import CannotCopyError, Snapshot, find_objects
-from spark_elastic.worker.state.structure import Structure, follow, structure_of, tell
+from spark_elastic.worker.state.structure import Structure, follow, outline, structure_of, tell
 from spark_elastic.worker.world import World
 from spark_elastic.worker.zero import divides, find_divisible
 
@@ -83,6 +83,8 @@ class ObjectState(State):
         self._first_structure: Structure | None = None
         # Which objects are where then.
         self._first_places: Places | None = None
+        # The optimizers and schedulers of the last durable commit, and what was said about them.
+        self._described: tuple[list[int], Mapping[str, Stepper]] | None = None
         self._local: set[str] = {local} if isinstance(local, str) else set(local or ())
         if isinstance(local, Mapping):
             objects = {**objects, **local}
@@ -194,14 +196,15 @@ class ObjectState(State):
             return
         copy = Snapshot()
         if world.rank == self.donor:
-            copy.take({name: values[name] for name in unequal if name in values}, None)
+            chosen = {name: values[name] for name in unequal if name in values}
+            copy.take({"objects": chosen, "same": Places(chosen, self._first_places).same}, None)
             copy.wait()
         if hand_out(world, self.donor, copy, "unequal"):
             received = copy.view()
             for name in unequal:
-                if name not in received and name in values:
+                if name not in received["objects"] and name in values:
                     delattr(self, name)
-            self._load(received, rebound=self._rebound(Places(values)))
+            self._load(received["objects"], self._rebound(Places(values)), received["same"])
 
     def _keep_first(self) -> None:
         """Outside a job, where no generation is sealed, keep the initial values, if they can be copied already."""
@@ -284,8 +287,8 @@ class ObjectState(State):
         present = self._values(shared=True)
         replaced, dropped = replaced_settings(present, saved.objects), dropped_objects(present, saved.objects)
         try:
-            check_optimizers(present, saved.objects, saved.kinds)
-            self._load(saved.objects, rebound=saved.rebound, same=saved.same)
+            check_steppers(present, saved.objects, saved.steppers)
+            self._load(saved.objects, saved.rebound, saved.same)
         except Exception as error:
             misfit = CheckpointError(
                 f"checkpoint {saved.name} does not fit this state: {error}; give another checkpoint= to start over"
@@ -311,7 +314,7 @@ class ObjectState(State):
     def _take(self, steps: int, size: int) -> None:
         """Begin a commit of the present values, made by a world of this size."""
         values = self._values(shared=True)
-        places = Places(values)
+        places = Places(values, self._first_places)
         try:
             has_changed = self._keeper.take(self._content(steps, size, values, places), places, self._own_part())
         except CannotCopyError as error:
@@ -327,8 +330,16 @@ class ObjectState(State):
             content["same"] = places.same
         job = current_job()
         if job is not None and job.checkpoints is not None:
-            content["kinds"] = kinds_of(places)
+            content["steppers"] = self._steppers(values)
         return content
+
+    def _steppers(self, values: Mapping[str, object]) -> Mapping[str, Stepper]:
+        """Describe optimizers and schedulers, again only if there are others, or they step more parameters."""
+        objects = find_objects(values)
+        known = outline([*objects.values()])
+        if self._described is None or self._described[0] != known:
+            self._described = known, describe_steppers(objects)
+        return self._described[1]
 
     def _take_next(self) -> None:
         world = present_world()
@@ -339,14 +350,16 @@ class ObjectState(State):
         if self._first_structure is None:
             return None
         values = self._values(shared=True)
-        same = Places(values).same
+        same, first = Places(values, self._first_places).same, self._first_places or Places({})
         objects = {name: value for name, value in find_objects(values).items() if name not in same}
-        first = {} if self._first_places is None else self._first_places.same
-        for name in objects.keys() & first.keys():
-            raise TrainingCodeError(
-                f"state.{name} was the object at state.{first[name]} when the job began, and is another one now, which a "
-                "newcomer could not make: give both to the State above the elastic function, as two objects"
-            )
+        known: dict[int, str] = {}
+        for name in objects:
+            earlier = known.setdefault(id(first.at(name)), name)
+            if earlier != name and first.at(name) is not None:
+                raise TrainingCodeError(
+                    f"state.{earlier} and state.{name} were one object when the job began, and are two now, of which a newcomer "
+                    "could not make one: give both to the State above the elastic function"
+                )
         structure = tell(objects, self._first_structure)
         return None if structure is None else pickle.dumps(structure)
 
@@ -402,11 +415,18 @@ class ObjectState(State):
             kept.put_back()
         self._commits.steps = content["steps"]
         self._forget_newer(content["objects"])
-        self._load(content["objects"], kept.places, content.get("rebound", ()), content.get("same", {}))
+        if kept.places is None:
+            self._load(content["objects"], content.get("rebound", ()), content.get("same", {}))
+        else:
+            self._load_back(content["objects"], kept.places)
+        # Commits in slices go by the order of attributes, in which some may have been deleted and set again.
+        for name in content["objects"]:
+            vars(self)[name] = vars(self).pop(name)
 
     def _load_own(self, own: object) -> None:
         if isinstance(own, Snapshot):
-            self._load(own.view(copies=False), own.places)
+            assert own.places is not None, "it was taken here"
+            self._load_back(own.view(copies=False), own.places)
 
     def _own_as_newcomer(self, world: World) -> None:
         """Set up the parts of this rank alone, which a newcomer never receives."""
@@ -418,14 +438,13 @@ class ObjectState(State):
                 delattr(self, name)
 
     def _load(
-        self,
-        values: Mapping[str, object],
-        places: Places | None = None,
-        rebound: Collection[str] = (),
-        same: Mapping[str, str] | None = None,
+        self, values: Mapping[str, object], rebound: Collection[str] = (), same: Mapping[str, str] | None = None
     ) -> None:
-        """Set the attributes to kept values, in place; see ``Loading``."""
-        if places is not None:
-            rebound, same = (), places.same
-        for name, value in Loading(places, rebound, same).load(vars(self), values):
+        """Set the attributes to values that were not copied here, in the objects with which the job began; see ``Loading``."""
+        for name, value in Loading(self._first_places, False, rebound, same).load(vars(self), values):
+            setattr(self, name, value)
+
+    def _load_back(self, values: Mapping[str, object], places: Places) -> None:
+        """Set the attributes to values that were copied here, in the objects of which they are copies."""
+        for name, value in Loading(places, True, same=places.same).load(vars(self), values):
             setattr(self, name, value)

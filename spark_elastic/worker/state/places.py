@@ -8,19 +8,19 @@ the commit says which places have been set to others since, and which of them ar
 from __future__ import annotations
 
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy
 import torch
 
-from spark_elastic.checkpoint.skeleton import PLAIN
+from spark_elastic.checkpoint.skeleton import PLAIN, has_plain_keys
 from spark_elastic.worker.state.snapshot import has_state_dict
 
-# Types of objects that may be large.
 _CONTAINERS = frozenset((dict, OrderedDict, list, tuple))
-_LARGE = frozenset((torch.Tensor, numpy.ndarray))
+# Types of objects that may be large.
+_LARGE = frozenset((torch.Tensor, torch.nn.Parameter, numpy.ndarray))
 
 
 class _Reference(weakref.ref[Any]):
@@ -30,48 +30,53 @@ class _Reference(weakref.ref[Any]):
 class Places:
     """The objects in a tree that are not plain values, by the names of their places, such as ``config['stage']``.
 
-    ``same`` maps the name of a place to that of the first one where the same object is. Tensors and arrays, which may be large,
-    are not kept alive.
+    ``same`` maps the name of a place to that of another one with the same object: one that has had it since ``first``, if there
+    is such a place. Tensors and arrays, which may be large, are not kept alive, unless a container holds them that is.
     """
 
-    def __init__(self, values: Mapping[str, object]) -> None:
+    def __init__(self, values: Mapping[str, object], first: Places | None = None) -> None:
         self._objects: dict[str, object] = {}
-        self.same: dict[str, str] = {}
-        # By the ids of objects, their first places.
-        first: dict[int, str] = {}
-        # Names that two places have, because two keys of a dict look alike. Such a name says nothing.
-        twice: set[str] = set()
-        for name, value in values.items():
-            if type(value) not in PLAIN:
-                self._look(value, name, first, twice)
-        if twice:
-            self._objects = {name: value for name, value in self._objects.items() if name not in twice}
-            self.same = {name: earlier for name, earlier in self.same.items() if twice.isdisjoint((name, earlier))}
+        # By the ids of objects, their first places; and by these, the others.
+        found: dict[int, str] = {}
+        shared: defaultdict[str, list[str]] = defaultdict(list)
+        containers: deque[tuple[str, Any]] = deque()
+        entries: Iterable[tuple[str, Any]] = values.items()
+        while True:
+            for name, value in entries:
+                kind = type(value)
+                if kind in PLAIN:
+                    continue
+                if kind is not tuple:
+                    self._objects[name] = _Reference(value) if kind in _LARGE else value
+                    earlier = found.setdefault(id(value), name)
+                    if earlier != name:
+                        shared[earlier].append(name)
+                        continue  # what it holds is known
+                if kind in _CONTAINERS:
+                    containers.append((name, value))
+            if not containers:
+                break
+            entries = _entries(*containers.popleft())
+        self.same = self._choose(shared, first) if shared else {}
 
-    def _look(self, value: Any, name: str, first: dict[int, str], twice: set[str]) -> None:
-        kind = type(value)
-        if kind is not tuple:
-            if name in self._objects:
-                twice.add(name)
-            self._objects[name] = _Reference(value) if kind in _LARGE else value
-            earlier = first.setdefault(id(value), name)
-            if earlier != name:
-                self.same[name] = earlier
-        if kind not in _CONTAINERS:
-            return
-        is_dict = kind is dict or kind is OrderedDict
-        if PLAIN.issuperset(map(type, value.values() if is_dict else value)):
-            return  # the usual case
-        for key, entry in value.items() if is_dict else enumerate(value):
-            if type(entry) not in PLAIN:
-                self._look(entry, f"{name}[{key!r}]", first, twice)
+    def _choose(self, shared: Mapping[str, list[str]], first: Places | None) -> dict[str, str]:
+        same: dict[str, str] = {}
+        for earliest, others in shared.items():
+            places, value = [earliest, *others], self.at(earliest)
+            chosen = earliest if first is None else next((name for name in places if first.at(name) is value), earliest)
+            same.update((name, chosen) for name in places if name != chosen)
+        return same
 
-    def at(self, name: str) -> object:
+    def at(self, name: str) -> Any:
         """Return the object that was at a place; None if it is plain, or gone."""
         found = self._objects.get(name)
-        return found() if type(found) is _Reference else found
+        if type(found) is _Reference:
+            found = found()
+            if isinstance(found, torch.Tensor) and hasattr(found, "_fix_weakref"):
+                found._fix_weakref()  # as torch.utils.weak does: only C++ may have held it
+        return found
 
-    def kept(self) -> Iterable[tuple[str, object]]:
+    def held(self) -> Iterable[tuple[str, object]]:
         """Return the places with their objects, without tensors and arrays."""
         return ((name, value) for name, value in self._objects.items() if type(value) is not _Reference)
 
@@ -79,3 +84,14 @@ class Places:
         """Return the places where there are other objects than there were at first. Objects with a state dict do not count."""
         pairs = ((name, self.at(name), first.at(name)) for name in self._objects if name in first._objects)
         return [name for name, now, then in pairs if now is not then and not has_state_dict(then)]
+
+
+def _entries(name: str, container: Any) -> Iterable[tuple[str, Any]]:
+    """Return what a container holds, with the names of its places. As everywhere, a dict with other keys is no container."""
+    if not isinstance(container, dict):
+        if PLAIN.issuperset(map(type, container)):
+            return ()
+        return ((f"{name}[{place}]", value) for place, value in enumerate(container) if type(value) not in PLAIN)
+    if PLAIN.issuperset(map(type, container.values())) or not has_plain_keys(container):
+        return ()
+    return ((f"{name}[{key!r}]", value) for key, value in container.items() if type(value) not in PLAIN)

@@ -49,6 +49,11 @@ def _stepped(optimizer: torch.optim.Optimizer, names: dict[int, str]) -> Groups:
     return [[names.get(id(parameter)) for parameter in group["params"]] for group in optimizer.param_groups]
 
 
+def stepped_names(optimizer: torch.optim.Optimizer, objects: Objects) -> Groups:
+    """Return the names of the parameters that an optimizer steps; None for one that is in no module among the objects."""
+    return _stepped(optimizer, _names(objects))
+
+
 def tell(objects: Objects, first: Structure) -> bytes | None:
     """Describe to a newcomer what has changed since ``first``, the structure that it begins with; None if nothing has.
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -99,12 +102,39 @@ def test_steps_are_counted_on_from_those_before(stage: Stage, url: str) -> None:
     assert state.epoch == 6
 
 
+@pytest.mark.parametrize(
+    "edited", ["class Mode(enum.Enum):\n    A = 2", "Mode = collections.namedtuple('Mode', 'value more')"]
+)
+def test_a_class_that_was_edited_meanwhile_is_no_damage(
+    stage: Stage, url: str, edited: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """All checkpoints were called damaged, and the advice was to remove them."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    first = (
+        "class Mode(enum.Enum):\n    A = 1" if "Enum" in edited else "Mode = collections.namedtuple('Mode', 'value')"
+    )
+    for code in (first, edited):
+        (tmp_path / "edited.py").write_text(f"import collections, enum\n{code}\n")
+        sys.modules.pop("edited", None)
+        importlib.invalidate_caches()
+        shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
+        kind = importlib.import_module("edited").Mode
+        if code == first:
+            commit(stage, new_run(stage, url, ObjectState(mode=kind(1))))
+    with pytest.raises(CheckpointError, match=r"do not fit the classes here: .* Restore the classes") as raised:
+        new_run(stage, url, ObjectState(mode=None))
+    assert not isinstance(raised.value, DamagedError)
+
+
 def test_another_optimizer_and_parameters_in_another_order_do_not_fit(stage: Stage, url: str) -> None:
     def made(kind: Any = torch.optim.Adam, *names: str) -> Any:
         model = torch.nn.ModuleDict({name: torch.nn.Linear(2, 2) for name in names or "ab"})
         return TorchState(model=model, optimizer=kind(model.parameters()))
 
-    commit(stage, new_run(stage, url, made()))
+    first = made()
+    first.model["a"](first.model["b"](torch.ones(1, 2))).sum().backward()
+    first.optimizer.step()
+    commit(stage, new_run(stage, url, first))
     for other, words in (
         (made(torch.optim.Adamax), "that of Adam, and it is Adamax"),
         (made(torch.optim.Adam, "b", "a"), "order"),

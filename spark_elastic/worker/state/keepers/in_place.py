@@ -43,7 +43,7 @@ class InPlace(PartlyCopied):
 
     def begin(self, values: Mapping[str, object]) -> None:
         objects = find_objects(values).values()
-        self.guard.watch(value for value in objects if isinstance(value, torch.optim.Optimizer))
+        self.guard.watch({value for value in objects if isinstance(value, torch.optim.Optimizer)})
 
     def keep_live(self) -> None:
         self.guard.is_over = True

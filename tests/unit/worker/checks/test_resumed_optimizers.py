@@ -12,9 +12,9 @@ from torch.optim import lr_scheduler
 
 from spark_elastic.checkpoint.skeleton import StateDict
 from spark_elastic.errors import SparkElasticError
-from spark_elastic.worker.checks.resumed_optimizers import check_optimizers, kinds_of
+from spark_elastic.worker.checks.resumed_optimizers import check_steppers, describe_steppers
 from spark_elastic.worker.ddp import DistributedDataParallel
-from spark_elastic.worker.state.places import Places
+from spark_elastic.worker.state.snapshot import find_objects
 from spark_elastic.worker.zero import ZeroRedundancyOptimizer
 
 
@@ -23,6 +23,9 @@ class Net(torch.nn.Module):
         super().__init__()
         for name in names:
             self.add_module(name, torch.nn.Linear(2, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([part(x) for part in self.children()]).sum(0)
 
 
 def made(*names: str, make: Callable[..., Any] = torch.optim.Adam, **settings: Any) -> dict[str, Any]:
@@ -35,7 +38,7 @@ def check(live: dict[str, Any], saved: dict[str, Any], knows: bool = True) -> No
         "model": StateDict(saved["model"].state_dict()),
         "all": [StateDict(each.state_dict()) for each in saved["all"]],
     }
-    check_optimizers(live, kept, kinds_of(Places(saved)) if knows else {})
+    check_steppers(live, kept, describe_steppers(find_objects(saved)) if knows else {})
 
 
 @pytest.mark.parametrize(
@@ -71,29 +74,45 @@ def test_another_scheduler_of_torchs_is_refused() -> None:
         check(live, saved)
 
 
-def test_parameters_in_another_order_are_refused() -> None:
-    """Each parameter went on with the moments of another one."""
-    words = r"state\.model had a\.weight before b\.weight when it was saved, .* the state of state\.all\[0\] goes by the order"
-    with pytest.raises(SparkElasticError, match=words):
-        check(made("b", "a"), made("a", "b"))
-    live, saved = made("b", "a"), made("a", "b")
-    for each in (live, saved):
-        each["model"] = DistributedDataParallel(each["model"])
-    with pytest.raises(SparkElasticError, match="let the model register its parts"):
-        check(live, saved, knows=False)
+def train(*objects: dict[str, Any]) -> None:
+    for each in objects:
+        each["model"](torch.ones(1, 2)).sum().backward()
+        for optimizer in each["all"]:
+            optimizer.step()
+
+
+def in_groups(*names: str) -> Callable[..., Any]:
+    def make(parameters: Any) -> torch.optim.Optimizer:
+        each = list(parameters)
+        found = {"first": each[:2], "second": each[2:]}
+        return torch.optim.Adam([{"params": found[name]} for name in names])
+
+    return make
 
 
 @pytest.mark.parametrize("wraps", [False, True])
-def test_the_same_order_is_no_other_one_and_neither_is_one_of_ones_own(wraps: bool) -> None:
-    def own(parameters: Any) -> torch.optim.Optimizer:
-        first, *rest = parameters
-        return torch.optim.SGD([{"params": rest}, {"params": [first]}], lr=0.1)
-
-    for make in (torch.optim.Adam, own):
-        live, saved = made(make=make), made(make=make)
-        if wraps:
-            live["model"] = DistributedDataParallel(live["model"])
-            saved["model"] = DistributedDataParallel(saved["model"])
+def test_parameters_in_another_order_are_refused(wraps: bool) -> None:
+    """Each parameter went on with the moments of another one."""
+    live, saved = made("b", "a"), made("a", "b")
+    train(saved)
+    if wraps:
+        for each in (live, saved):
+            each["model"] = DistributedDataParallel(each["model"])
+    words = r"the state of state\.all\[0\] goes by the order .* saved with .*a\.weight in the place of .*b\.weight"
+    with pytest.raises(SparkElasticError, match=words):
         check(live, saved)
+    check(live, saved, knows=False)
+    with pytest.raises(SparkElasticError, match="goes by the order"):  # the groups have settings
+        check(made("a", "b", make=in_groups("second", "first")), made("a", "b", make=in_groups("first", "second")))
+
+
+def test_an_order_of_its_own_is_none_of_the_models() -> None:
+    """The model registered its parts in another order, and the optimizer had them in the same."""
+    live, saved = made("b", "a", make=in_groups("second", "first")), made("a", "b", make=in_groups("first", "second"))
+    train(saved)
+    check(live, saved)
+    live, saved = made("b", "a", make=torch.optim.SGD, lr=0.1), made("a", "b", make=torch.optim.SGD, lr=0.1)
+    train(saved)
+    check(live, saved)  # without momentum there is no state that goes by an order
     check(made("a", "b"), made("a", "c"))  # another model, which says so when it is loaded
     check({"model": torch.nn.Linear(1, 1)}, made())

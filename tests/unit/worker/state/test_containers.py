@@ -395,7 +395,7 @@ def test_an_object_that_was_in_two_places_when_the_job_began_cannot_become_two()
         state._prepare()
         stage.begin(state)
         state.average = copy.deepcopy(model)
-        with pytest.raises(TrainingCodeError, match=r"state\.average was the object at state\.model .* as two objects"):
+        with pytest.raises(TrainingCodeError, match=r"state\.model and state\.average were one object when"):
             state.commit()
     objects = {"model": StateDict(model.state_dict()), "average": StateDict(model.state_dict())}
     with on_stage() as stage:

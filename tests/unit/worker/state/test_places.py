@@ -22,7 +22,7 @@ def test_objects_are_found_by_their_places_and_plain_values_are_not() -> None:
     assert places.at("a['x']") is inner
     assert places.at("a['x'][1]") == {2}
     assert [places.at(name) for name in ("a[1]", "b", "c", "d")] == [None] * 4
-    assert places.same == {"b[0]": "a['x']", "b[0][1]": "a['x'][1]"}
+    assert places.same == {"b[0]": "a['x']"}
 
 
 def test_places_with_other_objects_than_at_first_are_named_and_those_with_a_state_dict_are_not() -> None:
@@ -35,9 +35,20 @@ def test_places_with_other_objects_than_at_first_are_named_and_those_with_a_stat
     assert Places(values).rebound(first) == ["config", "config['stage']"]
 
 
-def test_a_name_that_two_places_have_says_nothing() -> None:
-    one, other = [1], [2]
-    places = Places({"first": one, "of": {Key(): one, Key(): other}, "last": other})
-    assert places.at("of[a key]") is None
-    assert places.same == {}
-    assert (places.at("first"), places.at("last")) == (one, other)
+def test_dicts_that_are_kept_as_a_whole_are_no_places_of_their_entries() -> None:
+    one = [1]
+    places = Places({"of": {Key(): one, Key(): [2]}, "last": one})
+    assert (places.at("of[a key]"), places.at("last"), places.same) == (None, one, {})
+
+
+def test_what_is_in_two_places_belongs_to_the_one_that_it_has_been_in_from_the_first() -> None:
+    table: list[Any] = [[0], [1]]
+    first = Places({"current": table[0], "table": table})
+    assert Places({"current": table[1], "table": table}, first).same == {"current": "table[1]"}
+    assert Places({"current": table[1], "table": table}).same == {"table[1]": "current"}
+
+
+def test_a_container_that_contains_itself_is_not_followed_for_ever() -> None:
+    cyclic: list[Any] = [[]]
+    cyclic[0].append(cyclic)
+    assert Places({"a": cyclic}).same == {"a[0][0]": "a"}
