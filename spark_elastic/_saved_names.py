@@ -14,6 +14,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 PACKAGES = ("spark_elastic", "spark_elastic.data", "spark_elastic.estimator")
+# What saved files refer to and no package exports, with the modules that have it now.
+_UNEXPORTED = {"found_here": "spark_elastic._script"}
 
 T = TypeVar("T", bound=type)
 
@@ -31,6 +33,8 @@ def saved_as(package: str) -> Callable[[T], T]:
 def home_of(module: str, name: str) -> str:
     """Return the module that has a saved name now: the innermost enclosing public package that exports it, else ``module``."""
     outermost, around = name.partition(".")[0], module.rpartition(".")[0]
+    if module.partition(".")[0] == "spark_elastic" and name in _UNEXPORTED:
+        return _UNEXPORTED[name]
     while around:
         if around in PACKAGES and outermost in importlib.import_module(around).__all__:
             return around

@@ -43,7 +43,7 @@ def reduced(value: object) -> tuple[Callable[..., object], tuple[object, ...]] |
     return found_here, (value.__qualname__, cloudpickle.dumps(value))
 
 
-# Checkpoints refer to this function by its name and that of its module.
+# Checkpoints refer to this function by its name; see ``_saved_names``.
 def found_here(name: str, packed: bytes) -> object:
     """Return what the script calls by this name here, or what was pickled if there is nothing."""
     found = _in_script(name)

@@ -79,14 +79,18 @@ def _metrics_in(value: object) -> list[Any]:
 
 
 def check_is_shared(value: object, name: str) -> None:
-    """Raise ``TypeError`` for a value that is never the same on all ranks, such as a metric, and warn of one in a module."""
+    """Raise ``TypeError`` for a value that is never the same on all ranks, such as a metric."""
     if _metrics_in(value):
         raise TypeError(f"{name} is {_PARTIAL_METRIC}{_ADVICE[_PARTIAL_METRIC]}")
+
+
+def warn_of_metrics(value: object, name: str) -> None:
+    """Warn of a metric in a module whose state dict has its values: they are of this rank's rows only."""
     for part, metric in value.named_modules() if isinstance(value, torch.nn.Module) else ():
         if any(any(each._persistent.values()) for each in _metrics_in(metric)):
             warnings.warn(
-                f"{name}.{part} is {_PARTIAL_METRIC}, which a reset would replace by another rank's, as it is persistent: call "
-                "its persistent(False), and reset, update and compute it between two commits",
+                f"{name}.{part} is {_PARTIAL_METRIC}. It is persistent, so a reset would replace its values by another rank's: "
+                "call persistent(False) of the metric, and reset, update and compute it between two commits",
                 stacklevel=depth_of_user(),
             )
 

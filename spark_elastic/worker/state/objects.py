@@ -18,7 +18,7 @@ from spark_elastic.worker.checks.aliases import check_aliases, check_live, watch
 from spark_elastic.worker.checks.plain_values import find_unequal
 from spark_elastic.worker.checks.resumed_optimizers import Stepper, check_steppers, describe_steppers
 from spark_elastic.worker.checks.resumed_settings import dropped_objects, replaced_settings
-from spark_elastic.worker.checks.unsupported import check_is_shared, check_supported
+from spark_elastic.worker.checks.unsupported import check_is_shared, check_supported, warn_of_metrics
 from spark_elastic.worker.checks.user_frames import depth_of_user
 from spark_elastic.worker.context import device
 from spark_elastic.worker.job import Job, current_job, present_world
@@ -30,12 +30,16 @@ from spark_elastic.worker.state.loading import Loading
 from spark_elastic.worker.state.places import Places
 from spark_elastic.worker.state.repair import hand_out
 from spark_elastic.worker.state.snapshot import CannotCopyError, Snapshot, find_objects
-from spark_elastic.worker.state.structure import Structure, follow, outline, structure_of, tell
+from spark_elastic.worker.state.structure import Structure, follow, outline, remember, structure_of, tell
 from spark_elastic.worker.world import World
 from spark_elastic.worker.zero import divides, find_divisible
 
 # How often an attribute's new value is checked for memory shared with a module: users usually set it in one place.
 LOOKS = 3
+
+
+# What users call, and an object in its place would hide.
+_METHODS = frozenset(name for name, value in vars(State).items() if callable(value) and not name.startswith("_"))
 
 
 class ObjectState(State):
@@ -95,6 +99,7 @@ class ObjectState(State):
             map_tree(partial(check_supported, name=name), value)
             if name not in self._local:
                 map_tree(partial(check_is_shared, name=name), value)
+                map_tree(partial(warn_of_metrics, name=name), value)
             setattr(self, name, value)
         if current_job() is None:
             self._keep_first()
@@ -102,6 +107,10 @@ class ObjectState(State):
     def __setattr__(self, name: str, value: object) -> None:
         if name.startswith("_"):
             self._check_private(name)
+        elif name in _METHODS and not callable(value):
+            raise ValueError(
+                f"{name!r} cannot be the name of an object of a {type(self).__name__}, which has it as a method"
+            )
         elif type(value) not in PLAIN and self._looked_at[name] < LOOKS:
             self._looked_at[name] += check_live(name, value, vars(self))
         super().__setattr__(name, value)
@@ -395,6 +404,8 @@ class ObjectState(State):
         own, values = Snapshot(), self._values(shared=False)
         own.take(values, None)
         own.places = Places(values)
+        optimizers = [value for value in own.objects or () if isinstance(value, torch.optim.Optimizer)]
+        own.put_back = remember(optimizers) if optimizers else None
         own.pending = None  # the copy of the shared part follows on the stream, and is waited for
         return own
 
@@ -426,6 +437,8 @@ class ObjectState(State):
     def _load_own(self, own: object) -> None:
         if isinstance(own, Snapshot):
             assert own.places is not None, "it was taken here"
+            if own.put_back is not None:
+                own.put_back()
             self._load_back(own.view(copies=False), own.places)
 
     def _own_as_newcomer(self, world: World) -> None:

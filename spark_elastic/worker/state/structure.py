@@ -1,8 +1,9 @@
 """Structure: what models and optimizers consist of, apart from their tensors' values. It may change during training.
 
 A newcomer runs the code above the elastic function, and so builds what the job began with. If survivors have since replaced a
-module, grown an embedding, unfrozen a layer or added a parameter group, the rank that sends the state also describes that change:
-the modules without their data, and the names of the parameters that each optimizer steps. The newcomer follows the description
+module, grown an embedding, unfrozen a layer, changed a dropout's rate or added a parameter group, the rank that sends the state
+also describes that change: the modules without their data, their attributes that are plain values, and the names of the
+parameters that each optimizer steps. The newcomer follows the description
 before it loads; its own objects stay the same wherever they still fit. A change that cannot be described is an error at the first
 commit after it.
 """
@@ -10,7 +11,9 @@ commit after it.
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import cloudpickle
@@ -23,10 +26,21 @@ from spark_elastic.worker.module_registers import registers, stepped
 from spark_elastic.worker.state.snapshot import Stateful
 
 Objects = Mapping[str, Stateful]
-# By the place of each object, the name of its class and a description of its parts that is only compared.
+# By the place of each object, the name of its class and a description of its parts.
 Structure = dict[str, tuple[str, object]]
 # The names of an optimizer's parameters, group by group.
 Groups = list[list[str | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Modules:
+    """The parts of a module."""
+
+    # What is only compared: shapes and the like of parameters and buffers.
+    tensors: object
+    # By the names of its parts, their classes, and their public attributes that are plain values, such as a dropout's rate.
+    kinds: Mapping[str, str]
+    attributes: Mapping[str, Mapping[str, object]] = field(compare=False)
 
 
 def structure_of(objects: Objects) -> Structure:
@@ -38,7 +52,10 @@ def structure_of(objects: Objects) -> Structure:
 def _parts(value: object, names: dict[int, str]) -> object:
     if isinstance(value, torch.nn.Module):
         parameters = [(name, p.shape, p.dtype, p.requires_grad) for name, p in value.named_parameters()]
-        return parameters, [(name, buffer.shape, buffer.dtype) for name, buffer in value.named_buffers()]
+        buffers = [(name, buffer.shape, buffer.dtype) for name, buffer in value.named_buffers()]
+        parts = dict(_plain(value).named_modules())
+        kinds = {name: type(part).__qualname__ for name, part in parts.items()}
+        return _Modules((parameters, buffers), kinds, {name: _plain_attributes(part) for name, part in parts.items()})
     if isinstance(value, torch.optim.Optimizer):
         return _stepped(value, names)
     return None
@@ -61,7 +78,12 @@ def tell(objects: Objects, first: Structure) -> bytes | None:
     """
     now = structure_of(objects)
     changed = {place for place, parts in now.items() if first.get(place) != parts}
-    if not changed:
+    attributes = {
+        place: found
+        for place in now.keys() & first.keys()
+        if (found := _changed_attributes(first[place][1], now[place][1]))
+    }
+    if not changed and not attributes:
         return None
     names = _names(objects)
     for place in changed:
@@ -89,7 +111,8 @@ def tell(objects: Objects, first: Structure) -> bytes | None:
         place: _stepped(value, names) for place, value in objects.items() if isinstance(value, torch.optim.Optimizer)
     }
     try:
-        told: bytes = cloudpickle.dumps(({place: _hollow(module) for place, module in modules.items()}, optimizers))
+        hollow = {place: _hollow(module, first[place][1]) for place, module in modules.items()}
+        told: bytes = cloudpickle.dumps((hollow, optimizers, attributes))
         return told
     except Exception as error:
         raise TrainingCodeError(
@@ -100,13 +123,20 @@ def tell(objects: Objects, first: Structure) -> bytes | None:
 
 def follow(objects: Objects, told: bytes) -> None:
     """Give objects the structure that ``tell`` has described. New tensors have no values yet."""
-    modules, optimizers = cloudpickle.loads(told)
+    modules, optimizers, attributes = cloudpickle.loads(told)
     for place, module in modules.items():
         wrapped = objects[place]
         assert isinstance(wrapped, torch.nn.Module), place
         root = _plain(wrapped)
         device = next((tensor.device for tensor in [*root.parameters(), *root.buffers()]), torch.device("cpu"))
         _graft(root, module, device)
+    for place, parts in attributes.items():
+        model = objects[place]
+        assert isinstance(model, torch.nn.Module), place
+        named = dict(_plain(model).named_modules())
+        for name, values in parts.items():
+            for attribute, value in values.items():
+                setattr(named[name], attribute, value)
     parameters = dict(_named(objects))
     for place, groups in optimizers.items():
         optimizer = objects[place]
@@ -210,10 +240,34 @@ def _names(objects: Objects) -> dict[int, str]:
     return names
 
 
-def _hollow(module: torch.nn.Module) -> torch.nn.Module:
-    """Copy the user's module with tensors that have shapes and no data."""
+def _plain_attributes(part: torch.nn.Module) -> dict[str, object]:
+    return {
+        name: value
+        for name, value in vars(part).items()
+        if type(value) in PLAIN and not name.startswith("_") and name != "training"  # a commit has that
+    }
+
+
+def _changed_attributes(first: object, now: object) -> dict[str, dict[str, object]]:
+    """Return the attributes of parts that have other values now, by the names of the parts."""
+    if not isinstance(first, _Modules) or not isinstance(now, _Modules):
+        return {}
+    found = {
+        part: {name: value for name, value in values.items() if name in before and before[name] != value}
+        for part, values in now.attributes.items()
+        if (before := first.attributes.get(part)) is not None
+    }
+    return {part: values for part, values in found.items() if values}
+
+
+def _hollow(module: torch.nn.Module, first: object) -> torch.nn.Module:
+    """Copy the user's module with tensors that have shapes and no data, and with the hooks of parts that newcomers lack."""
     plain = _plain(module)
     known: dict[int, object] = {}
+    for name, part in plain.named_modules():
+        if isinstance(first, _Modules) and first.kinds.get(name) == type(part).__qualname__:
+            hooks = (value for key, value in vars(part).items() if "_hooks" in key and isinstance(value, dict))
+            known.update((id(value), OrderedDict()) for value in hooks)
     for parameter in plain.parameters():
         empty = torch.empty_like(parameter, device="meta")
         known[id(parameter)] = torch.nn.Parameter(empty, requires_grad=parameter.requires_grad)

@@ -125,7 +125,7 @@ def test_a_metric_whose_values_no_commit_would_keep_is_refused_and_one_within_a_
         TorchState(model=model).commit()
     model.accuracy.persistent(True)
     with pytest.warns(
-        UserWarning, match=r"model\.accuracy is a torchmetrics metric, .* call its persistent\(False\)"
+        UserWarning, match=r"model\.accuracy is a torchmetrics metric, .* call persistent\(False\)"
     ) as told:
         TorchState(model=model)
     assert [warning.filename for warning in told] == [__file__]

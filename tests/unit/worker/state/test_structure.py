@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,11 +21,12 @@ class Net(torch.nn.Module):
         super().__init__()
         self.words = torch.nn.Embedding(4, 2)
         self.body = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+        self.bend = torch.nn.LeakyReLU(0.1)
         self.head = torch.nn.Linear(2, 3)
         self.words.weight.requires_grad = False
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.body(self.words(x)))
+        return self.head(self.bend(self.body(self.words(x))))
 
 
 def make() -> TorchState:
@@ -80,7 +82,24 @@ def change_the_dtype(state: TorchState) -> None:
     net(state).head.double()
 
 
+def replace_the_activation(state: TorchState) -> None:
+    net(state).bend = torch.nn.Tanh()
+
+
+def change_the_slope(state: TorchState) -> None:
+    net(state).bend.negative_slope = 0.9
+
+
+def unfreeze_under_a_hook_that_cannot_travel(state: TorchState) -> None:
+    lock = threading.Lock()
+    net(state).words.register_forward_hook(lambda *_: lock.locked() or None)
+    unfreeze(state)
+
+
 CHANGES = [
+    replace_the_activation,
+    change_the_slope,
+    unfreeze_under_a_hook_that_cannot_travel,
     add_a_group,
     replace_the_head,
     replace_the_optimizer,
