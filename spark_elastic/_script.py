@@ -37,20 +37,25 @@ def reduced(value: object) -> tuple[Callable[..., object], tuple[object, ...]] |
     """Return how a class or a function of the script is pickled; None for anything else."""
     if not isinstance(value, _KINDS):
         return None
-    is_local = isinstance(value, type) and "<locals>" in value.__qualname__
-    if not is_local and (value.__module__ != "__main__" or _in_script(value.__qualname__) is not value):
+    bases = value.__bases__ if isinstance(value, type) and "<locals>" in value.__qualname__ else ()
+    if not bases and (value.__module__ != "__main__" or _in_script(value.__qualname__) is not value):
         return None
-    return found_here, (value.__qualname__, cloudpickle.dumps(value))
+    return found_here, (value.__module__, value.__qualname__, bases, cloudpickle.dumps(value))
 
 
 # Checkpoints refer to this function by its name; see ``_saved_names``.
-def found_here(name: str, packed: bytes) -> object:
-    """Return what the script calls by this name here, or what was pickled if there is nothing."""
+def found_here(module: str, name: str, bases: tuple[type, ...], packed: bytes) -> object:
+    """Return what the script calls by this name here, or what was pickled if there is nothing.
+
+    bases: of a class that a function has defined. If functions here have defined several by this name, there is no telling which
+    is meant.
+    """
     found = _in_script(name)
-    if found is not None:
-        return found
-    copy = cloudpickle.loads(packed)
-    return _defined_here(copy) if isinstance(copy, type) else copy
+    if bases:
+        derived: set[type] = set().union(*(type.__subclasses__(base) for base in bases))
+        defined = [kind for kind in derived if (kind.__module__, kind.__qualname__) == (module, name)]
+        found = defined[0] if len(defined) == 1 else None
+    return cloudpickle.loads(packed) if found is None else found
 
 
 def _in_script(name: str) -> object:
@@ -61,14 +66,3 @@ def _in_script(name: str) -> object:
     # What the script has imported is not its own.
     is_its_own = isinstance(found, _KINDS) and (found.__module__, found.__qualname__) == ("__main__", name)
     return found if is_its_own else None
-
-
-def _defined_here(copy: type) -> type:
-    """Return the class that a function has defined in this process, if a copy is of one that it has defined in another.
-
-    If it has defined several by this name, there is no telling which is meant.
-    """
-    name = copy.__module__, copy.__qualname__
-    derived: set[type] = set().union(*(type.__subclasses__(base) for base in copy.__bases__))
-    others = {kind for kind in derived if (kind.__module__, kind.__qualname__) == name} - {copy}
-    return others.pop() if len(others) == 1 else copy

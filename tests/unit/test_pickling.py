@@ -182,7 +182,7 @@ def test_peers_that_run_one_script_have_classes_in_common(tmp_path: Path) -> Non
 
 
 FUNCTION = """
-import enum, functools, pickle, sys
+import enum, functools, gc, pickle, sys
 import cloudpickle
 from spark_elastic._pickling import dumps_for_peers
 from spark_elastic._script import remember_script
@@ -190,11 +190,16 @@ class Phase(enum.Enum):
     WARM = 1
 class Path:
     pass
+def helper():
+    return 1
 def train(packed):
+    gc.collect()  # the class of the last call, so that there is one by its name
+    class Local(enum.Enum):
+        WARM = 1
     if packed is None:
-        return dumps_for_peers([Phase.WARM, Path(), Path])
-    phase, path, kind = pickle.loads(packed)
-    return phase is Phase.WARM, type(path) is Path, kind is Path
+        return dumps_for_peers([Phase.WARM, Path(), Path, helper, {Local.WARM: 1}])
+    phase, path, kind, function, counts = pickle.loads(packed)
+    return phase is Phase.WARM, type(path) is Path, kind is Path, function is helper, Local.WARM in counts
 class Train:
     def __call__(self, packed):
         return train(packed)
@@ -223,4 +228,4 @@ def test_a_later_job_has_the_classes_of_its_own_script(tmp_path: Path) -> None:
         (tmp_path / "worker.py").write_text(WORKER)
         worker = [sys.executable, tmp_path / "worker.py", tmp_path / f"sent{attempt}", tmp_path / "packed"]
         shown = subprocess.run(worker, stdout=subprocess.PIPE, check=True).stdout
-        assert shown.split() == [b"True"] * 15
+        assert shown.split() == [b"True"] * 25

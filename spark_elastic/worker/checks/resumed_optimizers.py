@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from spark_elastic.checkpoint.skeleton import StateDict
 from spark_elastic.errors import SparkElasticError
 from spark_elastic.worker.state.snapshot import Stateful, find_objects, leaves
-from spark_elastic.worker.state.structure import stepped_names
+from spark_elastic.worker.state.structure import names_of_parameters, stepped_names
 from spark_elastic.worker.state.switches import plain_name
 from spark_elastic.worker.zero import ZeroRedundancyOptimizer
 
@@ -46,12 +46,13 @@ def check_steppers(live: Mapping[str, object], saved: Mapping[str, object], desc
 
     A class of the user's may stand in for another. ``described``: those in ``saved``, as far as that is known.
     """
-    kept = dict(leaves(saved))
-    for name, here in describe_steppers(find_objects(live)).items():
-        if name in described:
-            _check_kind(name, here["kind"], described[name]["kind"])
-            if not _is_empty(kept.get(name)):
-                _check_order(name, _flat(here), _flat(described[name]))
+    kept, objects = dict(leaves(saved)), find_objects(live)
+    steppers = describe_steppers(objects)
+    for name in steppers.keys() & described.keys():
+        _check_kind(name, steppers[name]["kind"], described[name]["kind"])
+        here, there = _flat(steppers[name]), _flat(described[name])
+        if here != there and len(here) == len(there) and not _is_empty(kept.get(name)):
+            _check_order(name, here, there, objects)
 
 
 def _check_kind(name: str, here: str, saved: str) -> None:
@@ -60,15 +61,15 @@ def _check_kind(name: str, here: str, saved: str) -> None:
         raise SparkElasticError(f"the saved state of state.{name} is that of {theirs}, and it is {ours} here")
 
 
-def _check_order(name: str, here: list[str], saved: list[str]) -> None:
-    if sorted(here) != sorted(saved):
-        return  # it is another model, which says so when it is loaded
-    for ours, theirs in zip(here, saved, strict=True):
-        if ours != theirs:
-            raise SparkElasticError(
-                f"the state of state.{name} goes by the order of its parameters, and was saved with {theirs} in the place of "
-                f"{ours}: let the model register its parts, or give the optimizer its parameters, in the order that they had"
-            )
+def _check_order(name: str, here: list[str], saved: list[str], objects: Mapping[str, Stateful]) -> None:
+    known = {plain_name(each) for each in names_of_parameters(objects)}
+    if not known.issuperset(saved):
+        return  # a model has other names here, which it says when it is loaded
+    ours, theirs = next((ours, theirs) for ours, theirs in zip(here, saved, strict=True) if ours != theirs)
+    raise SparkElasticError(
+        f"the state of state.{name} goes by the order of its parameters, and was saved with {theirs} in the place of {ours}: let "
+        "the model register its parts, or give the optimizer its parameters, in the order that they had"
+    )
 
 
 def _flat(stepper: Stepper) -> list[str]:

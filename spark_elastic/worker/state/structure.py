@@ -66,6 +66,11 @@ def _stepped(optimizer: torch.optim.Optimizer, names: dict[int, str]) -> Groups:
     return [[names.get(id(parameter)) for parameter in group["params"]] for group in optimizer.param_groups]
 
 
+def names_of_parameters(objects: Objects) -> list[str]:
+    """Return the names of all parameters of the modules among objects, the names of their places first."""
+    return [name for name, _ in _named(objects)]
+
+
 def stepped_names(optimizer: torch.optim.Optimizer, objects: Objects) -> Groups:
     """Return the names of the parameters that an optimizer steps; None for one that is in no module among the objects."""
     return _stepped(optimizer, _names(objects))

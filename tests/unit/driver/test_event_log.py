@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 from other_processes import wait_until
@@ -73,6 +74,8 @@ def test_events_of_jobs_that_write_one_log_at_the_same_time_are_told_apart(tmp_p
         assert (started.record.run_id, again.record) == (name, RunAgain(generation))  # type: ignore[union-attr]
     assert choose_run(entries) == choose_run(entries, "second")
     assert choose_run(entries[1:]) == choose_run(entries, "second"), "what is left of the first belongs to no other"
+    edited = msgspec.structs.replace(entries[0], run="other")
+    assert choose_run([edited]) == [edited], "a run begins with its own beginning"
 
 
 @pytest.mark.parametrize("error", [ValueError, SystemExit])

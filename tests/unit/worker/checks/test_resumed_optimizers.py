@@ -106,6 +106,20 @@ def test_parameters_in_another_order_are_refused(wraps: bool) -> None:
         check(made("a", "b", make=in_groups("second", "first")), made("a", "b", make=in_groups("first", "second")))
 
 
+def test_an_optimizer_that_stepped_another_model_is_refused() -> None:
+    """Two models had been swapped, and their optimizers had not."""
+    live, saved = ({"one": Net("a"), "two": Net("a")} for _ in range(2))
+    for each in (live, saved):
+        each["all"] = [torch.optim.Adam(each["one"].parameters())]
+    saved["one"](torch.ones(1, 2)).sum().backward()
+    saved["all"][0].step()
+    saved["one"], saved["two"] = saved["two"], saved["one"]
+    described = describe_steppers(find_objects(saved))
+    kept = {"all": [StateDict(saved["all"][0].state_dict())]}
+    with pytest.raises(SparkElasticError, match=r"saved with two\.a\.weight in the place of one\.a\.weight"):
+        check_steppers(live, kept, described)
+
+
 def test_an_order_of_its_own_is_none_of_the_models() -> None:
     """The model registered its parts in another order, and the optimizer had them in the same."""
     live, saved = made("b", "a", make=in_groups("second", "first")), made("a", "b", make=in_groups("first", "second"))

@@ -405,6 +405,98 @@ def test_an_object_that_was_in_two_places_when_the_job_began_cannot_become_two()
             stage.begin(state, rank=1, others=[CommitId(3, 4)])
 
 
+@pytest.mark.parametrize("first", [{"rate": 0.0}, None])
+def test_a_rank_that_is_one_commit_behind_leaves_other_entries_of_a_table_alone(first: Any) -> None:
+    """What belonged to the next stage went into the one that this rank had still been at."""
+    stages, log = [{"rate": 0.1}, {"rate": 0.2}], [1]
+    with on_stage() as stage:
+        state = TorchState(config={"stage": stages[0] if first else None}, log=log)
+        state._prepare()
+        stage.begin(state)
+        state.config["stage"] = stages[1]
+        state.commit()
+        state.restore()
+        objects = {"config": {"stage": {"rate": 0.1}}, "log": [1, 2]}
+        stage.arriving = {"steps": 4, "size": 1, "objects": objects}
+        stage.begin(state, rank=1, others=[CommitId(3, 4)])
+    assert stages == [{"rate": 0.1}, {"rate": 0.2}]
+    assert state.config == objects["config"]
+    assert (state.config["stage"] is stages[0]) == bool(first)
+    assert state.log is log == [1, 2]
+
+
+@pytest.mark.parametrize("table_first", [False, True])
+def test_what_points_into_a_list_may_point_to_another_entry(table_first: bool) -> None:
+    def made(models: list[torch.nn.Module], table: list[list[int]]) -> TorchState:
+        pointers, lists = {"model": models[0], "current": table[0]}, {"models": models, "table": table}
+        return TorchState(**({**lists, **pointers} if table_first else {**pointers, **lists}))
+
+    def some() -> tuple[list[torch.nn.Module], list[list[int]]]:
+        return [torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)], [[0], [1]]
+
+    models, table = some()
+    with on_stage() as stage:
+        state = made(models, table)
+        state._prepare()
+        stage.begin(state)
+        state.model, state.current = models[1], table[1]
+        table[1].append(2)
+        state.commit()
+        sent = {**state._keeper.current.skeleton, "objects": state._keeper.current.content()["objects"]}
+    with on_stage() as stage:
+        mine, my_table = some()
+        state = made(mine, my_table)
+        stage.arriving = pickle.loads(cloudpickle.dumps(sent))
+        stage.begin(state, rank=1, others=[CommitId(3, 4)])
+        assert state.models is mine
+        assert state.table is my_table == [[0], [1, 2]]
+        assert (state.model, state.current) == (mine[1], my_table[1])
+        assert state.current is my_table[1]
+        for one, other in zip(mine, models, strict=True):
+            assert all(map(torch.equal, one.parameters(), other.parameters()))
+
+
+def test_attributes_have_one_order_on_all_ranks() -> None:
+    """Commits in slices go by it, and after a loss some tensors had the content of others."""
+    with on_stage() as stage:
+        state = TorchState(a=torch.zeros(1), b=torch.ones(1))
+        stage.begin(state)
+        a = state.a
+        del state.a
+        state.a = a
+        state.commit()
+        sent = {**state._keeper.current.skeleton, "objects": state._keeper.current.content()["objects"]}
+        del state.b
+        state.restore()
+        order = list(state._values(shared=True))
+    with on_stage() as stage:
+        state = TorchState(a=torch.zeros(1), b=torch.zeros(1))
+        stage.arriving = sent
+        stage.begin(state, rank=1, others=[CommitId(3, 4)])
+        assert list(state._values(shared=True)) == order
+        assert (order[-2:], state.b.item()) == (["b", "a"], 1.0)
+
+
+def test_an_optimizer_of_this_rank_alone_goes_back_to_its_groups() -> None:
+    one, other = torch.nn.Parameter(torch.ones(1)), torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([one], lr=0.1)
+    state = TorchState(local={"optimizer": optimizer})
+    state.commit()
+    optimizer.add_param_group({"params": [other]})
+    state.restore()
+    assert [group["params"] for group in optimizer.param_groups] == [[one]]
+
+
+@pytest.mark.parametrize("name", ["sync", "restore", "commit", "report"])
+def test_an_object_cannot_hide_a_method(name: str) -> None:
+    """The next loss ended in the error that a bool cannot be called."""
+    state = TorchState(epoch=0)
+    with pytest.raises(
+        ValueError, match=f"'{name}' cannot be the name of an object of a TorchState, which has it as a method"
+    ):
+        setattr(state, name, True)
+
+
 def test_large_tensors_and_arrays_are_not_kept_alive() -> None:
     state = TorchState(large=torch.ones(3), rows=[numpy.ones(3)])
     with on_stage() as stage:

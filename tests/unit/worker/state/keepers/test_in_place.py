@@ -12,6 +12,7 @@ from spark_elastic.checkpoint.skeleton import StateDict
 from spark_elastic.errors import SparkElasticError, StateLostError, WorkerLostError
 from spark_elastic.protocol.messages import CommitId
 from spark_elastic.worker.ddp import DistributedDataParallel
+from spark_elastic.worker.state.keepers.in_place import InPlace
 from spark_elastic.worker.state.objects import ObjectState
 from spark_elastic.worker.state.torch_state import TorchState
 
@@ -214,6 +215,17 @@ def test_leaving_the_function_after_a_step_without_a_commit_is_refused(stage: St
     step(state)
     with pytest.raises(SparkElasticError, match="without a commit"):
         state._leave(stage.world)
+
+
+def test_an_optimizer_in_two_places_steps_once() -> None:
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    state = ObjectState(optimizer=optimizer, all=[optimizer])
+    state._keeper = state._commits.keeper = InPlace()
+    state._begin(None)
+    weight.grad = torch.ones(1)
+    optimizer.step()
+    assert weight.item() < 1
 
 
 def test_who_trains_on_alone_once_the_job_has_finished_needs_no_commits(stage: Stage) -> None:
