@@ -7,7 +7,10 @@ or a function of the script by this name takes that one.
 
 from __future__ import annotations
 
+import enum
 import functools
+import gc
+import hashlib
 import inspect
 import sys
 import types
@@ -35,27 +38,60 @@ def remember_script(function: Callable[..., object]) -> None:
 
 def reduced(value: object) -> tuple[Callable[..., object], tuple[object, ...]] | None:
     """Return how a class or a function of the script is pickled; None for anything else."""
-    if not isinstance(value, _KINDS):
+    if isinstance(value, type) and "<locals>" in value.__qualname__:
+        return found_here, (value.__qualname__, cloudpickle.dumps(value), value.__bases__, _described(value))
+    if not isinstance(value, _KINDS) or value.__module__ != "__main__" or _in_script(value.__qualname__) is not value:
         return None
-    bases = value.__bases__ if isinstance(value, type) and "<locals>" in value.__qualname__ else ()
-    if not bases and (value.__module__ != "__main__" or _in_script(value.__qualname__) is not value):
-        return None
-    return found_here, (value.__module__, value.__qualname__, bases, cloudpickle.dumps(value))
+    return found_here, (value.__qualname__, cloudpickle.dumps(value))
 
 
 # Checkpoints refer to this function by its name; see ``_saved_names``.
-def found_here(module: str, name: str, bases: tuple[type, ...], packed: bytes) -> object:
+def found_here(name: str, packed: bytes, bases: tuple[type, ...] = (), described: str = "") -> object:
     """Return what the script calls by this name here, or what was pickled if there is nothing.
 
-    bases: of a class that a function has defined. If functions here have defined several by this name, there is no telling which
-    is meant.
+    bases, described: of a class that a function has defined. A function may define many by one name: only one that is alike
+    counts, and if there are several, there is no telling which is meant.
     """
-    found = _in_script(name)
-    if bases:
-        derived: set[type] = set().union(*(type.__subclasses__(base) for base in bases))
-        defined = [kind for kind in derived if (kind.__module__, kind.__qualname__) == (module, name)]
-        found = defined[0] if len(defined) == 1 else None
+    found = _defined_here(name, bases, described) if bases else _in_script(name)
     return cloudpickle.loads(packed) if found is None else found
+
+
+def _defined_here(name: str, bases: tuple[type, ...], described: str) -> type | None:
+    def look() -> list[type]:
+        derived: set[type] = set().union(*(type.__subclasses__(base) for base in bases))
+        return [kind for kind in derived if kind.__qualname__ == name and _described(kind) == described]
+
+    if len(look()) > 1:
+        gc.collect()  # classes of earlier calls, and what decorators have replaced
+    found = look()
+    return found[0] if len(found) == 1 else None
+
+
+def _described(kind: type) -> str:
+    """Describe a class by its plain attributes, its members if it is an enumeration, and the code of its methods."""
+    parts = [kind.__module__]
+    if issubclass(kind, enum.Enum):
+        parts += [repr((name, _plain(member.value))) for name, member in kind.__members__.items()]
+    for name, value in sorted(vars(kind).items()):
+        function = getattr(value, "__func__", getattr(value, "fget", value))
+        if isinstance(function, types.FunctionType):
+            cells = [_plain(cell) for cell in function.__closure__ or ()]
+            parts.append(repr((name, function.__code__.co_code, _plain(function.__code__.co_consts), cells)))
+        elif not name.startswith("__") or name == "__slots__":  # Python adds others when it pickles an instance
+            parts.append(repr((name, _plain(value))))
+    return hashlib.sha256("".join(parts).encode()).hexdigest()
+
+
+def _plain(value: object) -> object:
+    """Return what of a value is the same in every process."""
+    if isinstance(value, types.CellType):
+        try:
+            return _plain(value.cell_contents)
+        except ValueError:  # it has no value yet
+            return "empty"
+    if isinstance(value, (tuple, list)):
+        return tuple(map(_plain, value))
+    return value if isinstance(value, (str, bytes, int, float, complex, type(None))) else type(value).__name__
 
 
 def _in_script(name: str) -> object:

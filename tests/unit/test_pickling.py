@@ -192,14 +192,21 @@ class Path:
     pass
 def helper():
     return 1
+def stage(number):
+    class Stage:
+        def scale(self):
+            return 10 * number
+    return Stage
 def train(packed):
     gc.collect()  # the class of the last call, so that there is one by its name
     class Local(enum.Enum):
         WARM = 1
     if packed is None:
-        return dumps_for_peers([Phase.WARM, Path(), Path, helper, {Local.WARM: 1}])
-    phase, path, kind, function, counts = pickle.loads(packed)
-    return phase is Phase.WARM, type(path) is Path, kind is Path, function is helper, Local.WARM in counts
+        return dumps_for_peers([Phase.WARM, Path(), Path, helper, {Local.WARM: 1}, stage(1)(), stage(2)()])
+    own = stage(1)  # of the same name as stage(2)
+    phase, path, kind, function, counts, one, other = pickle.loads(packed)
+    stages = type(one) is own and (one.scale(), other.scale()) == (10, 20)
+    return phase is Phase.WARM, type(path) is Path, kind is Path, function is helper, Local.WARM in counts, stages
 class Train:
     def __call__(self, packed):
         return train(packed)
@@ -228,4 +235,4 @@ def test_a_later_job_has_the_classes_of_its_own_script(tmp_path: Path) -> None:
         (tmp_path / "worker.py").write_text(WORKER)
         worker = [sys.executable, tmp_path / "worker.py", tmp_path / f"sent{attempt}", tmp_path / "packed"]
         shown = subprocess.run(worker, stdout=subprocess.PIPE, check=True).stdout
-        assert shown.split() == [b"True"] * 25
+        assert shown.split() == [b"True"] * 30

@@ -6,7 +6,7 @@ their order.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
 import torch
@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from spark_elastic.checkpoint.skeleton import StateDict
 from spark_elastic.errors import SparkElasticError
+from spark_elastic.worker.module_registers import stepped
 from spark_elastic.worker.state.snapshot import Stateful, find_objects, leaves
 from spark_elastic.worker.state.structure import names_of_parameters, stepped_names
 from spark_elastic.worker.state.switches import plain_name
@@ -47,12 +48,14 @@ def check_steppers(live: Mapping[str, object], saved: Mapping[str, object], desc
     A class of the user's may stand in for another. ``described``: those in ``saved``, as far as that is known.
     """
     kept, objects = dict(leaves(saved)), find_objects(live)
-    steppers = describe_steppers(objects)
+    steppers, names = describe_steppers(objects), names_of_parameters(objects)
     for name in steppers.keys() & described.keys():
         _check_kind(name, steppers[name]["kind"], described[name]["kind"])
-        here, there = _flat(steppers[name]), _flat(described[name])
-        if here != there and len(here) == len(there) and not _is_empty(kept.get(name)):
-            _check_order(name, here, there, objects)
+        optimizer = objects[name]
+        if isinstance(optimizer, torch.optim.Optimizer) and not _is_empty(kept.get(name)):
+            there = [each for group in described[name].get("parameters", []) for each in group]
+            here = [set(map(plain_name, names.get(id(parameter), ()))) for parameter in stepped(optimizer)]
+            _check_order(name, here, there, set().union(*(map(plain_name, each) for each in names.values())))
 
 
 def _check_kind(name: str, here: str, saved: str) -> None:
@@ -61,19 +64,14 @@ def _check_kind(name: str, here: str, saved: str) -> None:
         raise SparkElasticError(f"the saved state of state.{name} is that of {theirs}, and it is {ours} here")
 
 
-def _check_order(name: str, here: list[str], saved: list[str], objects: Mapping[str, Stateful]) -> None:
-    known = {plain_name(each) for each in names_of_parameters(objects)}
-    if not known.issuperset(saved):
-        return  # a model has other names here, which it says when it is loaded
-    ours, theirs = next((ours, theirs) for ours, theirs in zip(here, saved, strict=True) if ours != theirs)
-    raise SparkElasticError(
-        f"the state of state.{name} goes by the order of its parameters, and was saved with {theirs} in the place of {ours}: let "
-        "the model register its parts, or give the optimizer its parameters, in the order that they had"
-    )
-
-
-def _flat(stepper: Stepper) -> list[str]:
-    return [str(name) for group in stepper.get("parameters", []) for name in group]
+def _check_order(place: str, here: Sequence[set[str]], saved: Sequence[str | None], known: set[str]) -> None:
+    """Raise if a parameter here, with all of its names, is not the one in its place in what was saved, and that one is known."""
+    for ours, theirs in zip(here, saved, strict=False):
+        if theirs is not None and ours and theirs not in ours and theirs in known:
+            raise SparkElasticError(
+                f"the state of state.{place} goes by the order of its parameters, and was saved with {theirs} in the place of "
+                f"{min(ours)}: let the model register its parts, or give the optimizer its parameters, in the order that they had"
+            )
 
 
 def _is_empty(kept: object) -> bool:

@@ -19,19 +19,21 @@ from spark_elastic.checkpoint.skeleton import PLAIN, has_plain_keys
 from spark_elastic.worker.state.snapshot import has_state_dict
 
 _CONTAINERS = frozenset((dict, OrderedDict, list, tuple))
-# Types of objects that may be large.
-_LARGE = frozenset((torch.Tensor, torch.nn.Parameter, numpy.ndarray))
+# Types of objects that may be large. Whoever holds a commit holds its modules and optimizers besides.
+_LARGE = (torch.Tensor, numpy.ndarray, torch.nn.Module, torch.optim.Optimizer)
 
 
 class _Reference(weakref.ref[Any]):
     """Refers to an object in a State without keeping it alive; the class tells it from weak references of users."""
+
+    is_stateful: bool
 
 
 class Places:
     """The objects in a tree that are not plain values, by the names of their places, such as ``config['stage']``.
 
     ``same`` maps the name of a place to that of another one with the same object: one that has had it since ``first``, if there
-    is such a place. Tensors and arrays, which may be large, are not kept alive, unless a container holds them that is.
+    is such a place. Tensors, arrays, modules and optimizers are not kept alive, unless a container holds them that is.
     """
 
     def __init__(self, values: Mapping[str, object], first: Places | None = None) -> None:
@@ -47,7 +49,7 @@ class Places:
                 if kind in PLAIN:
                     continue
                 if kind is not tuple:
-                    self._objects[name] = _Reference(value) if kind in _LARGE else value
+                    self._objects[name] = _refer(value) if isinstance(value, _LARGE) else value
                     earlier = found.setdefault(id(value), name)
                     if earlier != name:
                         shared[earlier].append(name)
@@ -76,14 +78,20 @@ class Places:
                 found._fix_weakref()  # as torch.utils.weak does: only C++ may have held it
         return found
 
-    def held(self) -> Iterable[tuple[str, object]]:
-        """Return the places with their objects, without tensors and arrays."""
-        return ((name, value) for name, value in self._objects.items() if type(value) is not _Reference)
-
     def rebound(self, first: Places) -> list[str]:
         """Return the places where there are other objects than there were at first. Objects with a state dict do not count."""
-        pairs = ((name, self.at(name), first.at(name)) for name in self._objects if name in first._objects)
-        return [name for name, now, then in pairs if now is not then and not has_state_dict(then)]
+        both = (name for name in self._objects if name in first._objects)
+        return [name for name in both if self.at(name) is not first.at(name) and not first._is_stateful(name)]
+
+    def _is_stateful(self, name: str) -> bool:
+        found = self._objects[name]
+        return found.is_stateful if isinstance(found, _Reference) else has_state_dict(found)
+
+
+def _refer(value: object) -> _Reference:
+    reference = _Reference(value)
+    reference.is_stateful = not isinstance(value, (torch.Tensor, numpy.ndarray))
+    return reference
 
 
 def _entries(name: str, container: Any) -> Iterable[tuple[str, Any]]:

@@ -11,9 +11,10 @@ commit after it.
 from __future__ import annotations
 
 import copy
+import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
@@ -38,9 +39,16 @@ class _Modules:
 
     # What is only compared: shapes and the like of parameters and buffers.
     tensors: object
-    # By the names of its parts, their classes, and their public attributes that are plain values, such as a dropout's rate.
+    # By the names of its parts, their classes, and what torch's own have in public attributes that are plain values, such as the
+    # rate of a dropout. Those of users' classes may count what each rank has done.
     kinds: Mapping[str, str]
-    attributes: Mapping[str, Mapping[str, object]] = field(compare=False)
+    attributes: Mapping[str, Mapping[str, object]]
+
+    def has_other_kinds(self, first: object) -> bool:
+        """Whether a part that newcomers have, too, is of another class here."""
+        if not isinstance(first, _Modules):
+            return False
+        return any(first.kinds.get(name, kind) != kind for name, kind in self.kinds.items())
 
 
 def structure_of(objects: Objects) -> Structure:
@@ -55,7 +63,8 @@ def _parts(value: object, names: dict[int, str]) -> object:
         buffers = [(name, buffer.shape, buffer.dtype) for name, buffer in value.named_buffers()]
         parts = dict(_plain(value).named_modules())
         kinds = {name: type(part).__qualname__ for name, part in parts.items()}
-        return _Modules((parameters, buffers), kinds, {name: _plain_attributes(part) for name, part in parts.items()})
+        torchs = {name: part for name, part in parts.items() if type(part).__module__.startswith("torch.")}
+        return _Modules((parameters, buffers), kinds, {name: _plain_attributes(part) for name, part in torchs.items()})
     if isinstance(value, torch.optim.Optimizer):
         return _stepped(value, names)
     return None
@@ -66,9 +75,14 @@ def _stepped(optimizer: torch.optim.Optimizer, names: dict[int, str]) -> Groups:
     return [[names.get(id(parameter)) for parameter in group["params"]] for group in optimizer.param_groups]
 
 
-def names_of_parameters(objects: Objects) -> list[str]:
-    """Return the names of all parameters of the modules among objects, the names of their places first."""
-    return [name for name, _ in _named(objects)]
+def names_of_parameters(objects: Objects) -> dict[int, list[str]]:
+    """Return all names of the parameters of the modules among objects, the names of their places first, by their ids."""
+    names: dict[int, list[str]] = {}
+    for place, value in objects.items():
+        if isinstance(value, torch.nn.Module):
+            for name, parameter in value.named_parameters(remove_duplicate=False):
+                names.setdefault(id(parameter), []).append(f"{place}.{name}")
+    return names
 
 
 def stepped_names(optimizer: torch.optim.Optimizer, objects: Objects) -> Groups:
@@ -82,13 +96,18 @@ def tell(objects: Objects, first: Structure) -> bytes | None:
     Raises ``TrainingCodeError``, naming the place, if the change cannot be described.
     """
     now = structure_of(objects)
-    changed = {place for place, parts in now.items() if first.get(place) != parts}
+    changed = {place for place, parts in now.items() if _comparable(first.get(place)) != _comparable(parts)}
+    replaced = {
+        place
+        for place, (_, parts) in now.items()
+        if place in first and isinstance(parts, _Modules) and parts.has_other_kinds(first[place][1])
+    }
     attributes = {
         place: found
         for place in now.keys() & first.keys()
         if (found := _changed_attributes(first[place][1], now[place][1]))
     }
-    if not changed and not attributes:
+    if not changed and not replaced and not attributes:
         return None
     names = _names(objects)
     for place in changed:
@@ -110,8 +129,13 @@ def tell(objects: Objects, first: Structure) -> bytes | None:
                 "give the module that holds them to the State"
             )
     modules = {
-        place: value for place, value in objects.items() if isinstance(value, torch.nn.Module) and place in changed
+        place: value
+        for place, value in objects.items()
+        if isinstance(value, torch.nn.Module)
+        and (place in changed or (place in replaced and _travels(value, first[place][1])))
     }
+    if not changed and not modules and not attributes:
+        return None
     optimizers = {
         place: _stepped(value, names) for place, value in objects.items() if isinstance(value, torch.optim.Optimizer)
     }
@@ -140,8 +164,7 @@ def follow(objects: Objects, told: bytes) -> None:
         assert isinstance(model, torch.nn.Module), place
         named = dict(_plain(model).named_modules())
         for name, values in parts.items():
-            for attribute, value in values.items():
-                setattr(named[name], attribute, value)
+            vars(named[name]).update(values)  # type: ignore[attr-defined]
     parameters = dict(_named(objects))
     for place, groups in optimizers.items():
         optimizer = objects[place]
@@ -245,6 +268,21 @@ def _names(objects: Objects) -> dict[int, str]:
     return names
 
 
+def _comparable(described: tuple[str, object] | None) -> object:
+    if described is not None and isinstance(described[1], _Modules):
+        return described[0], described[1].tensors
+    return described
+
+
+def _travels(module: torch.nn.Module, first: object) -> bool:
+    """Whether parts without tensors, which the function may make on each rank, can be sent."""
+    try:
+        cloudpickle.dumps(_hollow(module, first))
+    except Exception:  # whatever their classes raise
+        return False
+    return True
+
+
 def _plain_attributes(part: torch.nn.Module) -> dict[str, object]:
     return {
         name: value
@@ -289,7 +327,8 @@ def _graft(live: torch.nn.Module, told: torch.nn.Module, device: torch.device) -
         if child is None:
             children[name] = None
         elif mine is None or type(mine).__qualname__ != type(child).__qualname__:
-            children[name] = child.to_empty(device=device)
+            has_tensors = any(True for _ in itertools.chain(child.parameters(), child.buffers()))
+            children[name] = child.to_empty(device=device) if has_tensors else child
         else:
             _graft(_plain(mine), _plain(child), device)
             children[name] = mine

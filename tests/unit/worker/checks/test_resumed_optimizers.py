@@ -120,6 +120,14 @@ def test_an_optimizer_that_stepped_another_model_is_refused() -> None:
         check_steppers(live, kept, described)
 
 
+def test_a_parameter_that_has_several_names_may_have_been_saved_under_another() -> None:
+    live, saved = made("a", "b"), made("a", "b")
+    train(saved)
+    live = {"part": live["model"].a, **live}
+    check(live, saved)
+    check(saved, live)
+
+
 def test_an_order_of_its_own_is_none_of_the_models() -> None:
     """The model registered its parts in another order, and the optimizer had them in the same."""
     live, saved = made("b", "a", make=in_groups("second", "first")), made("a", "b", make=in_groups("first", "second"))

@@ -498,13 +498,17 @@ def test_an_object_cannot_hide_a_method(name: str) -> None:
 
 
 def test_large_tensors_and_arrays_are_not_kept_alive() -> None:
-    state = TorchState(large=torch.ones(3), rows=[numpy.ones(3)])
+    state = TorchState(large=torch.ones(3), rows=[numpy.ones(3)], teacher=torch.nn.Linear(1, 1))
+    teacher = weakref.ref(state.teacher)
     with on_stage() as stage:
         stage.begin(state)
         state.commit()
-        gone = [weakref.ref(state.large), weakref.ref(state.rows[0])]
+        state.teacher = None
+        state.commit()
+        state.commit()
+        gone = [weakref.ref(state.large), weakref.ref(state.rows[0]), teacher]
         state.large, state.rows[0] = torch.zeros(3), numpy.zeros(3)
-        assert [reference() for reference in gone] == [None, None]
+        assert [reference() for reference in gone] == [None] * 3
         state.restore()
         assert (state.large.tolist(), state.rows[0].tolist()) == ([1] * 3, [1] * 3)
 

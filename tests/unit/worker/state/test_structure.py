@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,6 +14,8 @@ from worker_stage import Stage, on_stage
 from spark_elastic.errors import TrainingCodeError
 from spark_elastic.protocol.messages import CommitId
 from spark_elastic.worker.ddp import DistributedDataParallel
+from spark_elastic.worker.state.snapshot import find_objects
+from spark_elastic.worker.state.structure import follow
 from spark_elastic.worker.state.torch_state import TorchState
 
 
@@ -222,6 +225,43 @@ def change_the_kind(state: TorchState) -> None:
 
 def step_what_no_module_holds(state: TorchState) -> None:
     state.optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))]})
+
+
+class Loss(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+class Fussy(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = 0
+
+
+@pytest.mark.parametrize("kind", [Loss, torch.nn.Tanh])
+def test_parts_without_tensors_that_the_function_makes_on_each_rank_need_not_travel(stage: Stage, kind: Any) -> None:
+    state = begun(stage)
+    for name in ("loss", "bend"):
+        setattr(net(state), name, kind())
+        state.commit()
+    told = state._tell()
+    assert (told is None) == (kind is Loss)
+    if told is not None:
+        newcomer = make()
+        follow(find_objects({"models": newcomer.models, "optimizer": newcomer.optimizer}), pickle.loads(told))
+        assert isinstance(net(newcomer).bend, kind)
+
+
+def test_what_a_part_of_the_users_has_counted_is_each_ranks_own(stage: Stage) -> None:
+    stage.models.clear()
+    state = make()
+    net(state).count = Fussy()
+    state._prepare()
+    stage.begin(state)
+    net(state).count.seen = 3
+    state.commit()
+    assert state._tell() is None
 
 
 def hold_what_cannot_travel(state: TorchState) -> None:
