@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["OpaqueObject", "SavedState", "decode", "encode", "encode_joined"]
 
 # What a commit says about places, as the keepers' ``Content`` names it, unless it is empty.
-_PLACES: dict[str, object] = {"rebound": [], "same": {}, "steppers": {}}
+_PLACES: dict[str, object] = {"rebound": [], "same": {}}
 TREE, TENSORS, OBJECTS = "tree.json", "tensors.safetensors", "objects.pickle"
 _FILE_OF_TENSORS = re.compile(r"tensors(-\d{5,}-of-\d{5,})?\.safetensors")
 
@@ -66,7 +66,8 @@ def encode_joined(mine: EncodedPart, skeleton: Any) -> dict[str, Iterable[Buffer
 
 def _tree_files(objects: dict[str, Any], opaque: list[object], skeleton: Any) -> dict[str, Iterable[Buffer]]:
     told = {name: skeleton.get(name, empty) for name, empty in _PLACES.items()}
-    tree = {"steps": skeleton["steps"], "size": skeleton["size"], "objects": objects, **told}
+    steppers = json.loads(skeleton.get("steppers", "{}"))
+    tree = {"steps": skeleton["steps"], "size": skeleton["size"], "objects": objects, **told, "steppers": steppers}
     files: dict[str, Iterable[Buffer]] = {TREE: [json.dumps(tree).encode("ascii")]}
     if opaque:
         files[OBJECTS] = [pickled(opaque, skeleton, "written to a checkpoint")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import warnings
 from collections import Counter
@@ -16,7 +17,7 @@ from spark_elastic.data.loader import TakesWorld, has_part
 from spark_elastic.errors import CheckpointError, SparkElasticError, StateLostError, TrainingCodeError
 from spark_elastic.worker.checks.aliases import check_aliases, check_live, watch_loads
 from spark_elastic.worker.checks.plain_values import find_unequal
-from spark_elastic.worker.checks.resumed_optimizers import Stepper, check_steppers, describe_steppers
+from spark_elastic.worker.checks.resumed_optimizers import check_steppers, describe_steppers
 from spark_elastic.worker.checks.resumed_settings import dropped_objects, replaced_settings
 from spark_elastic.worker.checks.unsupported import check_is_shared, check_supported, warn_of_metrics
 from spark_elastic.worker.checks.user_frames import depth_of_user
@@ -88,7 +89,7 @@ class ObjectState(State):
         # Which objects are where then.
         self._first_places: Places | None = None
         # The optimizers and schedulers of the last durable commit, and what was said about them.
-        self._described: tuple[list[int], Mapping[str, Stepper]] | None = None
+        self._described: tuple[list[int], str] | None = None
         self._local: set[str] = {local} if isinstance(local, str) else set(local or ())
         if isinstance(local, Mapping):
             objects = {**objects, **local}
@@ -342,12 +343,12 @@ class ObjectState(State):
             content["steppers"] = self._steppers(values)
         return content
 
-    def _steppers(self, values: Mapping[str, object]) -> Mapping[str, Stepper]:
+    def _steppers(self, values: Mapping[str, object]) -> str:
         """Describe optimizers and schedulers, again only if there are others, or they step more parameters."""
         objects = find_objects(values)
         known = outline([*objects.values()])
         if self._described is None or self._described[0] != known:
-            self._described = known, describe_steppers(objects)
+            self._described = known, json.dumps(describe_steppers(objects))
         return self._described[1]
 
     def _take_next(self) -> None:

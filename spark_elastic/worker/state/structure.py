@@ -2,10 +2,9 @@
 
 A newcomer runs the code above the elastic function, and so builds what the job began with. If survivors have since replaced a
 module, grown an embedding, unfrozen a layer, changed a dropout's rate or added a parameter group, the rank that sends the state
-also describes that change: the modules without their data, their attributes that are plain values, and the names of the
-parameters that each optimizer steps. The newcomer follows the description
-before it loads; its own objects stay the same wherever they still fit. A change that cannot be described is an error at the first
-commit after it.
+also describes that change: the modules without their data, plain attributes, and the names of the parameters that each optimizer
+steps. The newcomer follows the description before it loads; its own objects stay the same wherever they still fit. A change that
+cannot be described is an error at the first commit after it.
 """
 
 from __future__ import annotations

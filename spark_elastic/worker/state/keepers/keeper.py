@@ -16,7 +16,6 @@ from spark_elastic.worker.state.snapshot import Snapshot
 if TYPE_CHECKING:
     from typing_extensions import NotRequired
 
-    from spark_elastic.worker.checks.resumed_optimizers import Stepper
     from spark_elastic.worker.world import World
 
 
@@ -33,8 +32,8 @@ class Content(TypedDict):
     # is beside them; see ``Places``. Missing if there are none: each entry makes commits a little slower.
     rebound: NotRequired[list[str]]
     same: NotRequired[Mapping[str, str]]
-    # For durable checkpoints, the optimizers and schedulers, by their places.
-    steppers: NotRequired[Mapping[str, Stepper]]
+    # For durable checkpoints, a ``Stepper`` for each optimizer and scheduler, by their places, as JSON, which costs commits less.
+    steppers: NotRequired[str]
 
 
 class Keeper(ABC):
