@@ -80,7 +80,7 @@ class Group:
     def register(self, translate: Translate) -> None:
         """Make this torch's default group. Called on the user's thread, when ``build`` is done.
 
-        ``translate`` returns what its collectives raise in place of a library's error.
+        ``translate`` raises what its collectives raise in place of a library's error, if that is to be another.
         """
         self._translate = translate
         store = dist.PrefixStore("watched", self._store)
@@ -266,7 +266,8 @@ def build_on_thread(
         raise WorkerLostError("the generation ended while its group was being built")
     if failures:
         group.give_up()
-        raise WorkerLostError(f"the group could not be built: {failures[0]}") from failures[0]
+        failure = failures.pop()  # it holds the list, which would hold it
+        raise WorkerLostError(f"the group could not be built: {failure}") from failure
 
 
 # The group for which torch calls a creator next. Only the thread that runs user code registers groups, so one variable is

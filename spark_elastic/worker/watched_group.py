@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 _NO_TIMEOUT = timedelta(0)
 # Returns what to wait for in place of a work.
 Guard = Callable[[dist.Work], dist.Work]
-# Returns what to raise in place of a library's error: ``WorkerLostError`` if a rank was lost, else the error itself.
-Translate = Callable[[RuntimeError], BaseException]
+# Raises ``WorkerLostError`` in place of a library's error if a rank was lost, else nothing.
+Translate = Callable[[RuntimeError], None]
 # The calls that all ranks have to make in the same order. TRANSFERS involve only some ranks, and are therefore not counted.
 COLLECTIVES = (
     "allreduce",
@@ -176,10 +176,8 @@ def _handing_on(name: str, is_collective: bool) -> Callable[..., dist.Work | Non
         try:
             work: dist.Work | None = getattr(self._inner, name)(*args, **kwargs)
         except RuntimeError as error:
-            told = self._translate(error)
-            if told is error:
-                raise
-            raise told from error
+            self._translate(error)
+            raise
         if work is not None:
             work = self._guard((*args, *kwargs.values()), work)
         if isinstance(work, Guarded):

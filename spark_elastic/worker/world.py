@@ -71,7 +71,7 @@ class World:
         faults.reached(Point.FORM, rank=self.rank, generation=self.generation)
         self._control.enter(self)
         build_on_thread(self.group, self._control.notify, self._wait_while_alive, self._threads)
-        self.group.register(self._translated)
+        self.group.register(self._translate)
         self._control.formed()
         faults.reached(Point.FORMED, rank=self.rank, generation=self.generation)
 
@@ -196,9 +196,10 @@ class World:
         """Let the control thread call ``condition`` to find out whether the state can go back to its last commit."""
         self._can_restore = condition
 
-    def _translated(self, error: RuntimeError) -> BaseException:
-        """Return what to raise in place of a collective's error: that a rank was lost if one was, else the error itself."""
-        return self.lost(error) if self.is_broken() else error
+    def _translate(self, error: RuntimeError) -> None:
+        """Raise that a rank was lost, if one was, in place of a collective's error."""
+        if self.is_broken():
+            raise self.lost(error) from error
 
     def lost(self, error: BaseException) -> WorkerLostError:
         """Turn the error of a failed collective into a ``WorkerLostError`` that tells why the generation is broken."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import signal
@@ -95,9 +94,6 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
     for group in made.groups:
         group.close()
         group.drop().join()
-    # A group that could not be built may be in a cycle with its error, which holds its port until the collector comes.
-    del made, group
-    gc.collect()
 
 
 def descriptors() -> int:

@@ -33,9 +33,8 @@ class _Lost:
     __reduce_ex__ = __getitem__ = __iter__ = __len__ = _fail
 
 
-def as_it_is(error: RuntimeError) -> BaseException:
-    """Return the library's own error."""
-    return error
+def as_it_is(error: RuntimeError) -> None:
+    """Raise nothing in place of the library's own error."""
 
 
 class Guarded(dist.Work):
@@ -45,18 +44,17 @@ class Guarded(dist.Work):
         super().__init__()
         self._work = work
         self._is_lost = False
-        # Returns what to raise in place of an error of the library, which may be that of a rank that was lost.
-        self.translate: Callable[[RuntimeError], BaseException] = as_it_is
+        # Raises that a rank was lost in place of an error of the library, if one was. A variable here that held such an error
+        # would be in a cycle with it, and keep the work and with it Gloo's ports.
+        self.translate: Callable[[RuntimeError], None] = as_it_is
 
     def wait(self, timeout: timedelta = _NONE) -> bool:
         """Wait as the library's own work does."""
         try:
             return self._wait_for(timeout)
         except RuntimeError as error:
-            told = self.translate(error)
-            if told is error:
-                raise
-            raise told from error
+            self.translate(error)
+            raise
 
     def _wait_for(self, timeout: timedelta) -> bool:
         raise NotImplementedError

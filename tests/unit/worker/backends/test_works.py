@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import threading
+import weakref
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -13,6 +16,7 @@ import torch
 import torch.distributed as dist
 from gloo_pair import gloo_pair
 
+from spark_elastic.errors import WorkerLostError
 from spark_elastic.worker.backends.works import Works
 
 SECONDS = 30
@@ -74,6 +78,36 @@ def never() -> dist.Work:
     """A collective that never ends."""
     work: dist.Work = torch._C._distributed_c10d._create_work_from_future(torch.futures.Future())  # type: ignore[attr-defined]
     return work
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("has_lost_a_rank", [False, True])
+def test_a_failed_work_is_freed_with_its_error(has_lost_a_rank: bool) -> None:
+    """Found in the suite: the error's own frame held the error, and so the work, its group and the group's port."""
+
+    def translate(error: RuntimeError) -> None:
+        if has_lost_a_rank:
+            raise WorkerLostError("lost") from error
+
+    with without_collector():
+        works = Works()
+        work: Any = works.guard(never())
+        work.translate = translate
+        works.lose()
+        freed = weakref.ref(work)
+        with pytest.raises(WorkerLostError if has_lost_a_rank else RuntimeError):
+            work.wait()
+        del work
+        assert freed() is None
 
 
 def test_who_waits_for_a_lost_collective_gets_an_error(waiting: Any) -> None:
