@@ -32,10 +32,11 @@ class Stepper(TypedDict, total=False):
 def describe_steppers(objects: Mapping[str, Stateful]) -> dict[str, Stepper]:
     """Describe the optimizers and schedulers among objects, by their places."""
     found: dict[str, Stepper] = {}
+    names = names_of_parameters(objects)
     for name, value in objects.items():
         if isinstance(value, torch.optim.Optimizer):
             kind = value.plain_class if isinstance(value, ZeroRedundancyOptimizer) else type(value)
-            groups = [[each and plain_name(each) for each in group] for group in stepped_names(value, objects)]
+            groups = [[each and plain_name(each) for each in group] for group in stepped_names(value, names)]
             found[name] = {"kind": f"{kind.__module__}.{kind.__qualname__}", "parameters": groups}
         elif isinstance(value, LRScheduler):
             found[name] = {"kind": f"{type(value).__module__}.{type(value).__qualname__}"}

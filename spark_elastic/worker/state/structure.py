@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import pickle
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ Objects = Mapping[str, Stateful]
 Structure = dict[str, tuple[str, object]]
 # The names of an optimizer's parameters, group by group.
 Groups = list[list[str | None]]
+# All names of each parameter, by its id.
+Names = dict[int, list[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +55,11 @@ class _Modules:
 
 def structure_of(objects: Objects) -> Structure:
     """Describe objects with a state dict, by their places: kinds, shapes, and the parameters of optimizers by name."""
-    names = _names(objects)
+    names = names_of_parameters(objects)
     return {place: (_kind(value), _parts(value, names)) for place, value in objects.items()}
 
 
-def _parts(value: object, names: dict[int, str]) -> object:
+def _parts(value: object, names: Names) -> object:
     if isinstance(value, torch.nn.Module):
         parameters = [(name, p.shape, p.dtype, p.requires_grad) for name, p in value.named_parameters()]
         buffers = [(name, buffer.shape, buffer.dtype) for name, buffer in value.named_buffers()]
@@ -65,18 +68,13 @@ def _parts(value: object, names: dict[int, str]) -> object:
         torchs = {name: part for name, part in parts.items() if type(part).__module__.startswith("torch.")}
         return _Modules((parameters, buffers), kinds, {name: _plain_attributes(part) for name, part in torchs.items()})
     if isinstance(value, torch.optim.Optimizer):
-        return _stepped(value, names)
+        return stepped_names(value, names)
     return None
 
 
-def _stepped(optimizer: torch.optim.Optimizer, names: dict[int, str]) -> Groups:
-    """The names of the parameters that an optimizer steps; None for one that is in no module of the State."""
-    return [[names.get(id(parameter)) for parameter in group["params"]] for group in optimizer.param_groups]
-
-
-def names_of_parameters(objects: Objects) -> dict[int, list[str]]:
+def names_of_parameters(objects: Objects) -> Names:
     """Return all names of the parameters of the modules among objects, the names of their places first, by their ids."""
-    names: dict[int, list[str]] = {}
+    names: Names = {}
     for place, value in objects.items():
         if isinstance(value, torch.nn.Module):
             for name, parameter in value.named_parameters(remove_duplicate=False):
@@ -84,9 +82,9 @@ def names_of_parameters(objects: Objects) -> dict[int, list[str]]:
     return names
 
 
-def stepped_names(optimizer: torch.optim.Optimizer, objects: Objects) -> Groups:
-    """Return the names of the parameters that an optimizer steps; None for one that is in no module among the objects."""
-    return _stepped(optimizer, _names(objects))
+def stepped_names(optimizer: torch.optim.Optimizer, names: Names) -> Groups:
+    """Return a name of each parameter that an optimizer steps; None for one that is in no module of the State."""
+    return [[names.get(id(parameter), [None])[0] for parameter in group["params"]] for group in optimizer.param_groups]
 
 
 def tell(objects: Objects, first: Structure) -> bytes | None:
@@ -108,7 +106,7 @@ def tell(objects: Objects, first: Structure) -> bytes | None:
     }
     if not changed and not replaced and not attributes:
         return None
-    names = _names(objects)
+    names = names_of_parameters(objects)
     for place in changed:
         if place not in first:
             check_is_shared(objects[place], f"state.{place}")
@@ -122,42 +120,42 @@ def tell(objects: Objects, first: Structure) -> bytes | None:
                 "make: give both to the State above the elastic function, under two names"
             )
         value = objects[place]
-        if isinstance(value, torch.optim.Optimizer) and any(None in group for group in _stepped(value, names)):
+        if isinstance(value, torch.optim.Optimizer) and any(None in group for group in stepped_names(value, names)):
             raise TrainingCodeError(
                 f"state.{place} steps new parameters that are in no module of the State, so a newcomer could not find them: "
                 "give the module that holds them to the State"
             )
-    modules = {
-        place: value
-        for place, value in objects.items()
-        if isinstance(value, torch.nn.Module)
-        and (place in changed or (place in replaced and _travels(value, first[place][1])))
-    }
+    modules: dict[str, bytes] = {}
+    for place, value in objects.items():
+        if isinstance(value, torch.nn.Module) and place in changed | replaced:
+            try:
+                modules[place] = cloudpickle.dumps(_hollow(value, first[place][1]))
+            except Exception as error:  # whatever the classes of its parts raise
+                if place not in changed:
+                    continue  # only parts without tensors were replaced, and the function may make them on each rank
+                raise TrainingCodeError(
+                    f"state.{place} has changed since the job began, and the change cannot be told to a newcomer, so make it "
+                    f"above the elastic function: {type(error).__name__}: {error}"
+                ) from error
     if not changed and not modules and not attributes:
         return None
     optimizers = {
-        place: _stepped(value, names) for place, value in objects.items() if isinstance(value, torch.optim.Optimizer)
+        place: stepped_names(value, names)
+        for place, value in objects.items()
+        if isinstance(value, torch.optim.Optimizer)
     }
-    try:
-        hollow = {place: _hollow(module, first[place][1]) for place, module in modules.items()}
-        told: bytes = cloudpickle.dumps((hollow, optimizers, attributes))
-        return told
-    except Exception as error:
-        raise TrainingCodeError(
-            f"{' and '.join(f'state.{place}' for place in modules)} has changed since the job began, and the change cannot be "
-            f"told to a newcomer, so make it above the elastic function: {type(error).__name__}: {error}"
-        ) from error
+    return pickle.dumps((modules, optimizers, attributes))
 
 
 def follow(objects: Objects, told: bytes) -> None:
     """Give objects the structure that ``tell`` has described. New tensors have no values yet."""
-    modules, optimizers, attributes = cloudpickle.loads(told)
-    for place, module in modules.items():
+    modules, optimizers, attributes = pickle.loads(told)
+    for place, packed in modules.items():
         wrapped = objects[place]
         assert isinstance(wrapped, torch.nn.Module), place
         root = _plain(wrapped)
         device = next((tensor.device for tensor in [*root.parameters(), *root.buffers()]), torch.device("cpu"))
-        _graft(root, module, device)
+        _graft(root, cloudpickle.loads(packed), device)
     for place, parts in attributes.items():
         model = objects[place]
         assert isinstance(model, torch.nn.Module), place
@@ -260,26 +258,10 @@ def _named(objects: Objects) -> list[tuple[str, torch.Tensor]]:
     ]
 
 
-def _names(objects: Objects) -> dict[int, str]:
-    names: dict[int, str] = {}
-    for name, parameter in _named(objects):
-        names.setdefault(id(parameter), name)
-    return names
-
-
 def _comparable(described: tuple[str, object] | None) -> object:
     if described is not None and isinstance(described[1], _Modules):
         return described[0], described[1].tensors
     return described
-
-
-def _travels(module: torch.nn.Module, first: object) -> bool:
-    """Whether parts without tensors, which the function may make on each rank, can be sent."""
-    try:
-        cloudpickle.dumps(_hollow(module, first))
-    except Exception:  # whatever their classes raise
-        return False
-    return True
 
 
 def _plain_attributes(part: torch.nn.Module) -> dict[str, object]:
