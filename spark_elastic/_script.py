@@ -74,23 +74,30 @@ def _described(kind: type) -> str:
         parts += [repr((name, _plain(member.value))) for name, member in kind.__members__.items()]
     for name, value in sorted(vars(kind).items()):
         function = getattr(value, "__func__", getattr(value, "fget", value))
-        if isinstance(function, types.FunctionType):
-            cells = [_plain(cell) for cell in function.__closure__ or ()]
-            parts.append(repr((name, function.__code__.co_code, _plain(function.__code__.co_consts), cells)))
-        elif not name.startswith("__") or name == "__slots__":  # Python adds others when it pickles an instance
-            parts.append(repr((name, _plain(value))))
+        # Python adds other names of this kind when it pickles an instance.
+        if isinstance(function, types.FunctionType) or not name.startswith("__") or name == "__slots__":
+            parts.append(repr((name, _plain(function))))
     return hashlib.sha256("".join(parts).encode()).hexdigest()
 
 
-def _plain(value: object) -> object:
-    """Return what of a value is the same in every process."""
+def _plain(value: object, within: tuple[object, ...] = ()) -> object:
+    """Return what of a value is the same in every process. ``within``: the functions in whose closures it is."""
+    inside = functools.partial(_plain, within=within)
     if isinstance(value, types.CellType):
         try:
-            return _plain(value.cell_contents)
+            return inside(value.cell_contents)
         except ValueError:  # it has no value yet
             return "empty"
     if isinstance(value, (tuple, list)):
-        return tuple(map(_plain, value))
+        return tuple(map(inside, value))
+    if isinstance(value, frozenset):
+        return sorted(repr(inside(entry)) for entry in value)
+    if isinstance(value, types.CodeType):
+        return value.co_code, value.co_names, inside(value.co_consts)
+    if isinstance(value, types.FunctionType) and value not in within:
+        options = tuple((value.__kwdefaults__ or {}).items())
+        parts = value.__code__, value.__defaults__, options, value.__closure__
+        return tuple(_plain(part, (*within, value)) for part in parts)
     return value if isinstance(value, (str, bytes, int, float, complex, type(None))) else type(value).__name__
 
 

@@ -1,17 +1,22 @@
 """Determines which batch a model is given: what the loaders of a state have delivered, and how many rows each rank has.
 
-A model's batch is recognized by its tensors, by views of them, and by the outputs of other models on it. Tensors that were
-converted, copied to a device, or drawn at random cannot be recognized in this way. They are taken to belong to the fetched
-batch that has not been through a model yet; of several such batches, to the one with the same number of rows. If batches of
-different shares remain, the batch cannot be determined, which is an error.
+A model's batch is recognized by its tensors, by views of them, and by what models were given beside these or have made of it.
+Tensors that were converted, copied to a device, or drawn at random cannot be recognized in this way. They are taken to belong to
+the fetched batch that has not been through a model yet; of several such batches, to the one with the same number of rows. If
+batches of different shares remain, the batch cannot be determined, which is an error.
+
+A tensor that comes with one batch after another (a mask, a table of positions, a state that is carried on) says nothing about
+the batch, and is called a constant.
 """
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
@@ -23,6 +28,18 @@ from spark_elastic.errors import DataError
 _KEPT = 16
 
 
+class Place(NamedTuple):
+    """A tensor's place in memory: its storage, its first byte there, and the end. Views lie within it."""
+
+    storage: int
+    start: int
+    end: int
+
+    def overlaps(self, other: Place) -> bool:
+        """Whether tensors at these places have memory in common."""
+        return self.storage == other.storage and self.start < other.end and other.start < self.end
+
+
 @dataclass(eq=False, slots=True)
 class Delivery:
     """One batch. ``rank_rows`` are the rows of each rank; ``rows`` were delivered here, also those of a repeated batch."""
@@ -31,7 +48,6 @@ class Delivery:
     rank_rows: tuple[int, ...]
     rank: int
     rows: int
-    tensors: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
     was_used: bool = False
     # Whether a commit counted the batch as processed before a model was given it.
     was_counted: bool = False
@@ -55,15 +71,6 @@ class Delivery:
         lengths = [len(value) for value in inputs if value.dim()]
         self.given += self.rows if self.rows in sizes else max(lengths, default=self.rows)
 
-    def knows(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Recognize these tensors as part of this batch from now on."""
-        self.tensors += map(weakref.ref, tensors)
-
-    def holds(self, places: Sequence[tuple[int, int, int]]) -> bool:
-        """Whether one of these places in memory overlaps a tensor of the batch."""
-        own = [_place(tensor) for tensor in (ref() for ref in self.tensors) if tensor is not None]
-        return any(one[0] == two[0] and one[1] < two[2] and two[1] < one[2] for one in own for two in places)
-
 
 def weight_of_rank(rank_rows: Sequence[int], rank: int) -> float:
     """Return the weight of a rank's mean over its rows that turns the mean over ranks into the mean over all rows."""
@@ -73,6 +80,38 @@ def weight_of_rank(rank_rows: Sequence[int], rank: int) -> float:
     return rank_rows[rank] * len(rank_rows) / total
 
 
+class Tensors:
+    """Tensors of batches, which are recognized as long as they live, and by views of them."""
+
+    def __init__(self) -> None:
+        self._held: list[tuple[weakref.ref[torch.Tensor], Place, Delivery]] = []
+
+    def add(self, tensor: torch.Tensor, place: Place, batch: Delivery) -> None:
+        """Recognize this tensor, which is at this place, as one of a batch."""
+        self._forget_dead()
+        self._held.append((weakref.ref(tensor), place, batch))
+
+    def batches(self, places: Iterable[Place]) -> set[Delivery]:
+        """Return the batches that have tensors at these places."""
+        self._forget_dead()
+        return {batch for place in places for _, own, batch in self._held if place.overlaps(own)}
+
+    def take(self, is_taken: Callable[[Place, Delivery], bool]) -> Tensors:
+        """Remove and return those of which this is true, by their places and batches."""
+        taken, left = Tensors(), Tensors()
+        for held in self._held:
+            (taken if is_taken(*held[1:]) else left)._held.append(held)
+        self._held = left._held
+        return taken
+
+    def _forget_dead(self) -> None:
+        self._held = [held for held in self._held if held[0]() is not None]
+
+    def __iadd__(self, others: Tensors) -> Tensors:
+        self._held += others._held
+        return self
+
+
 class Deliveries:
     """The recent batches of this process's loaders, as long as a model may still be given them."""
 
@@ -80,6 +119,9 @@ class Deliveries:
         self._kept: deque[Delivery] = deque(maxlen=_KEPT)
         self._ended: set[int] = set()
         self._last: Delivery | None = None
+        # The tensors that were handed out; those that models were given besides, or have made of these; the latter alone; and
+        # what has come with several batches.
+        self._own, self._seen, self._made, self._constants = Tensors(), Tensors(), Tensors(), Tensors()
         # Whether a batch has been delivered since a model was last given one.
         self._is_fresh = False
         # Whether a model was first given a batch for gradients after the commit that counted the batch.
@@ -96,7 +138,9 @@ class Deliveries:
             self._kept = deque((known for known in self._kept if known.loader not in self._ended), _KEPT)
             self._ended.clear()
         delivery = Delivery(id(loader), rank_rows, rank, rank_rows[rank] or min(sum(rank_rows), 2), cut=cut)
-        delivery.knows(leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor))
+        for leaf in pytree.tree_leaves(batch):
+            if isinstance(leaf, torch.Tensor) and not self._is_constant(place := _place(leaf)):
+                self._own.add(leaf, place, delivery)
         self._kept.append(delivery)
         self._is_fresh = True
 
@@ -117,17 +161,25 @@ class Deliveries:
         """
         if not self._kept:
             return None
-        found = self._known(tensors)
+        telling = self._telling(tensors)
+        found = self._known(telling)
         # Converted tensors belong to no known batch. They come from a batch that a commit has counted if all unused ones have
         # been.
         is_certain = found is not None or all(known.was_counted for known in self._kept if not known.was_used)
-        found = found or self._guess(tensors)
-        if found is not None:
-            if is_certain and found.was_counted and not found.was_used:
-                self._came_after_its_commit = True
-            self._use(found)
-            found.knows(tensors)
+        found = found or self._guess([tensor for tensor, place in telling if not self._constants.batches([place])])
+        if is_certain and found.was_counted and not found.was_used:
+            self._came_after_its_commit = True
+        self._use(found)
+        for tensor, place in telling:
+            if not any(known.batches([place]) for known in (self._constants, self._own, self._seen)):
+                self._seen.add(tensor, place, found)
         return found
+
+    def becomes(self, batch: Delivery, output: torch.Tensor) -> None:
+        """Note what a model has made of a batch."""
+        place = _place(output)
+        self._seen.add(output, place, batch)
+        self._made.add(output, place, batch)
 
     def take_late_batch(self) -> bool:
         """Whether a batch was first used for gradients after the commit that had counted it, since the last call."""
@@ -159,9 +211,10 @@ class Deliveries:
 
         Returns None if there is none, or if it could be one of several.
         """
-        places = [_place(tensor) for tensor in tensors]
+        places = [place for _, place in self._telling(tensors)]
         in_shards = [known for known in self._kept if known.cut is not None]
-        found = [known for known in in_shards if known.holds(places)]
+        of_these = self._own.batches(places) | self._seen.batches(places)
+        found = [known for known in in_shards if known in of_these]
         if not found:
             found = [known for known in in_shards if not known.was_used] or in_shards[-1:]
         if len(found) != 1:
@@ -171,7 +224,7 @@ class Deliveries:
 
     def see(self, tensors: Sequence[torch.Tensor]) -> None:
         """Note that a model is given these tensors without gradients."""
-        if self._kept and (found := self._known(tensors)):
+        if self._kept and (found := self._known(self._telling(tensors))):
             self._use(found)
 
     def committed(self) -> None:
@@ -187,23 +240,67 @@ class Deliveries:
         used.was_used = True
         self._last, self._is_fresh = used, False
 
-    def _known(self, tensors: Sequence[torch.Tensor]) -> Delivery | None:
-        """Find the batch by its tensors. Earlier batches of the same loader that no model was given count as skipped."""
-        places = [_place(tensor) for tensor in tensors]
-        found: list[Delivery] = []
-        for known in reversed(self._kept):
-            if not (found and known.rank_rows == found[0].rank_rows) and known.holds(places):
-                found.append(known)
-        if not found:
-            return None
-        _check_alike(found, "a model was given rows of several batches at once")
-        for known in self._kept:
-            if known is found[0]:
-                break
-            known.was_used |= known.loader == found[0].loader
-        return found[0]
+    def _is_constant(self, place: Place) -> bool:
+        """Whether a tensor of a new batch was in an earlier one, too, or is known as a constant."""
+        self._constants += self._own.take(lambda own, _: own == place)
+        return bool(self._constants.batches([place]))
 
-    def _guess(self, tensors: Sequence[torch.Tensor]) -> Delivery | None:
+    def _telling(self, tensors: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, Place]]:
+        """Return those tensors that are no constants, with their places."""
+        placed = [(tensor, _place(tensor)) for tensor in tensors]
+        return [(tensor, place) for tensor, place in placed if not self._constants.batches([place])]
+
+    def _known(self, telling: Sequence[tuple[torch.Tensor, Place]]) -> Delivery | None:
+        """Find the batch by its tensors. Earlier batches of the same loader that no model was given count as skipped."""
+        places = [place for _, place in telling]
+        own, seen = self._own.batches(places), self._seen.batches(places)
+        if not own and not seen:
+            return None
+        owners = [known for known in reversed(self._kept) if known in own]
+        others = [known for known in reversed(self._kept) if known in seen - own]
+        if owners:
+            found: Delivery | None = owners[0]
+            parts = [known for known in others if known.rows in self._rows_seen(known, telling)]
+            _check_alike([*owners, *parts], "a model was given rows of several batches at once")
+        else:
+            found = self._of_models(others, telling)
+        if seen - {found}:
+            self._constants += self._seen.take(
+                lambda place, batch: batch is not found and any(map(place.overlaps, places))
+            )
+        if found is not None:
+            for known in itertools.takewhile(lambda known: known is not found, self._kept):
+                known.was_used |= known.loader == found.loader
+        return found
+
+    def _of_models(self, seen: list[Delivery], telling: Sequence[tuple[torch.Tensor, Place]]) -> Delivery | None:
+        """Find the batch of tensors that models were given or have made, among those of ``seen``; None if it is a later one."""
+        newest = {known.loader: known for known in self._kept}
+        current = [known for known in seen if newest[known.loader] is known]
+        unused = [known for known in self._kept if not known.was_used]
+        # How many rows tensors have that models were not given before.
+        new = {len(tensor) for tensor, place in telling if tensor.dim() and not self._seen.batches([place])}
+        if current:
+            _check_alike(current, "a model was given rows of several batches at once")
+            is_another = any(known.rows in new for known in unused)
+            return None if is_another and current[0].rows not in new else current[0]
+        later = unused or [known for known in (self._last,) if known is not None]
+        made = self._made.batches([place for _, place in telling])
+        for known in seen:
+            if not new and known in made:
+                return known
+            rows, others = self._rows_seen(known, telling), [each for each in later if each.weight != known.weight]
+            if others and known.rows in rows and not any(each.rows in new for each in later):
+                fitting = [each for each in others if each.rows in rows]
+                _check_alike([known, *fitting], "a model was given what may be of a batch before the last")
+                return known
+        return None
+
+    def _rows_seen(self, batch: Delivery, telling: Sequence[tuple[torch.Tensor, Place]]) -> set[int]:
+        """Return how many rows those have that models were given with a batch, or have made of it."""
+        return {len(tensor) for tensor, place in telling if tensor.dim() and batch in self._seen.batches([place])}
+
+    def _guess(self, tensors: Sequence[torch.Tensor]) -> Delivery:
         """Find the batch among those that were fetched but not used yet, by its number of rows."""
         unused = [known for known in self._kept if not known.was_used]
         candidates = unused if self._is_fresh and unused else [*([self._last] if self._last else []), *unused]
@@ -231,18 +328,16 @@ def _check_alike(candidates: list[Delivery], what: str) -> None:
         )
 
 
-def _place(tensor: torch.Tensor) -> tuple[int, int, int]:
-    """Return a tensor's place in memory: its storage, its first byte there, and the end. Views lie within it.
-
-    A loader may cut several batches from one storage.
-    """
+def _place(tensor: torch.Tensor) -> Place:
+    """Return a tensor's place. A loader may cut several batches from one storage."""
     try:
         values = tensor.values() if tensor.is_nested else tensor
         start = int(values.storage_offset()) * values.element_size()
         spans = (stride * (length - 1) for stride, length in zip(values.stride(), values.shape, strict=True) if length)
-        return int(values.untyped_storage()._cdata), start, start + int(sum(spans) + 1) * values.element_size()
+        end = start + int(sum(spans) + 1) * values.element_size()
+        return Place(int(values.untyped_storage()._cdata), start, end)
     except (NotImplementedError, RuntimeError):  # sparse tensors, for example, have no storage
-        return id(tensor), 0, 1
+        return Place(id(tensor), 0, 1)
 
 
 # The deliveries of the loaders in this process's state.

@@ -91,15 +91,17 @@ class HostDiscovery:
             )
         except OSError as error:
             raise DiscoveryError(f"host_discovery_script={self._script!r} cannot be run: {error}") from error
-        with self._process as process:
-            try:
-                out, err = process.communicate(timeout=SCRIPT_SECONDS)
-            except subprocess.TimeoutExpired:
-                _kill(process)
-                raise DiscoveryError(
-                    f"host_discovery_script={self._script!r} did not end within {SCRIPT_SECONDS:g} s"
-                ) from None
-        self._process = None
+        try:
+            with self._process as process:
+                try:
+                    out, err = process.communicate(timeout=SCRIPT_SECONDS)
+                except subprocess.TimeoutExpired:
+                    _kill(process)
+                    raise DiscoveryError(
+                        f"host_discovery_script={self._script!r} did not end within {SCRIPT_SECONDS:g} s"
+                    ) from None
+        finally:
+            self._process = None  # its number may soon be another's
         if process.returncode != 0:
             raise DiscoveryError(
                 f"host_discovery_script={self._script!r} failed with code {process.returncode}: {err.strip()[-500:]}"

@@ -59,7 +59,7 @@ class Standby:
         silence.cancel()
         await asyncio.gather(silence, return_exceptions=True)
         waiting.remove(vacant)
-        return vacant.done()
+        return vacant.done() and not vacant.cancelled()
 
     def vacate(self, slot: int) -> None:
         """Wake all duplicates that wait for a slot; the first to look takes it."""

@@ -486,7 +486,7 @@ def _mark(values: object, call: _Call, is_leaving: bool) -> Any:
             if value.requires_grad:
                 value = Boundary.apply(value, (call, weighting), is_leaving, 1.0)  # type: ignore[no-untyped-call]
             if is_leaving and call.delivery is not None:
-                call.delivery.knows([value])
+                deliveries.becomes(call.delivery, value)
             return value
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             value = copy.copy(value)

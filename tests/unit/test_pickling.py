@@ -236,3 +236,39 @@ def test_a_later_job_has_the_classes_of_its_own_script(tmp_path: Path) -> None:
         worker = [sys.executable, tmp_path / "worker.py", tmp_path / f"sent{attempt}", tmp_path / "packed"]
         shown = subprocess.run(worker, stdout=subprocess.PIPE, check=True).stdout
         assert shown.split() == [b"True"] * 30
+
+
+LOOKALIKES = """
+import pickle, sys, torch
+from spark_elastic._pickling import dumps_for_peers
+def kinds():
+    found = []
+    for number in range(2):
+        if number:
+            class Kind:
+                def call(self, x=2): return torch.tanh(x), (lambda: 2)()
+        else:
+            class Kind:
+                def call(self, x=1): return torch.relu(x), (lambda: 1)()
+        found.append(Kind)
+    return found
+def recursive():
+    def down(n): return down(n - 1) if n else n
+    class Kind:
+        call = staticmethod(down)
+    return Kind
+first, second = kinds()
+packed = [dumps_for_peers(kind) for kind in (first, second)]
+only = recursive()
+print(pickle.loads(packed[0]) is first, pickle.loads(packed[1]) is second, pickle.loads(dumps_for_peers(only)) is only)
+del first
+print(pickle.loads(packed[0]) is second)
+"""
+
+
+def test_classes_of_functions_that_differ_in_names_defaults_or_inner_functions_are_not_one(tmp_path: Path) -> None:
+    """One that applies tanh was taken for another of its name that applies relu."""
+    script = tmp_path / "script.py"
+    script.write_text(LOOKALIKES)
+    shown = subprocess.run([sys.executable, script], stdout=subprocess.PIPE, check=True).stdout
+    assert shown.split() == [b"True", b"True", b"True", b"False"]

@@ -41,7 +41,8 @@ def check_aliases(objects: Mapping[str, object]) -> None:
             places.setdefault(id(value), place)
         above.add(id(value))
         for name, entry in _entries(value):
-            look(entry, f"{place}[{name!r}]")
+            if type(entry) not in PLAIN:
+                look(entry, f"{place}[{name!r}]")
         above.discard(id(value))
         for name, entry in _attributes(value):
             held[id(entry)] = entry, f"{place}.{name}"

@@ -193,7 +193,8 @@ def _member_here(present: object, kept: Enum) -> Enum:
         kind.__qualname__,
     ):
         with suppress(ValueError):  # it has no such member
-            return type(present).__members__.get(kept.name) or type(present)(kept.value)
+            named = type(present).__members__.get(kept.name)
+            return type(present)(kept.value) if named is None else named  # a member may be false
     return kept
 
 

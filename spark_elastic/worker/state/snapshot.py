@@ -372,8 +372,8 @@ class Snapshot:
     places: Places | None = None
     # Gives these objects back the parts that they had then; None if ``objects`` is None.
     put_back: Callable[[], None] | None = None
-    # The ids of these objects, and how many parameters each optimizer had.
-    outline: list[int] | None = None
+    # Changes when other objects are kept, or their structure changes.
+    outline: list[object] | None = None
     # The version of the templates for which ``put_back`` and ``outline`` were made.
     version: int | None = None
     # The changes of structure that a newcomer has to be told before it loads the copy.

@@ -24,7 +24,7 @@ from spark_elastic.checkpoint.skeleton import COMPILED, PLAIN
 from spark_elastic.errors import TrainingCodeError
 from spark_elastic.worker.checks.unsupported import check_is_shared
 from spark_elastic.worker.module_registers import registers, stepped
-from spark_elastic.worker.state.snapshot import Stateful
+from spark_elastic.worker.state.snapshot import Snapshot, Stateful
 
 Objects = Mapping[str, Stateful]
 # By the place of each object, the name of its class and a description of its parts.
@@ -46,11 +46,11 @@ class _Modules:
     kinds: Mapping[str, str]
     attributes: Mapping[str, Mapping[str, object]]
 
-    def has_other_kinds(self, first: object) -> bool:
-        """Whether a part that newcomers have, too, is of another class here."""
+    def replaced(self, first: object) -> list[str]:
+        """Return the names of the parts that newcomers have, too, and that are of another class here."""
         if not isinstance(first, _Modules):
-            return False
-        return any(first.kinds.get(name, kind) != kind for name, kind in self.kinds.items())
+            return []
+        return [name for name, kind in self.kinds.items() if first.kinds.get(name, kind) != kind]
 
 
 def structure_of(objects: Objects) -> Structure:
@@ -95,9 +95,9 @@ def tell(objects: Objects, first: Structure) -> bytes | None:
     now = structure_of(objects)
     changed = {place for place, parts in now.items() if _comparable(first.get(place)) != _comparable(parts)}
     replaced = {
-        place
+        place: others
         for place, (_, parts) in now.items()
-        if place in first and isinstance(parts, _Modules) and parts.has_other_kinds(first[place][1])
+        if place in first and isinstance(parts, _Modules) and (others := parts.replaced(first[place][1]))
     }
     attributes = {
         place: found
@@ -127,12 +127,12 @@ def tell(objects: Objects, first: Structure) -> bytes | None:
             )
     modules: dict[str, bytes] = {}
     for place, value in objects.items():
-        if isinstance(value, torch.nn.Module) and place in changed | replaced:
+        if isinstance(value, torch.nn.Module) and (place in changed or place in replaced):
             try:
                 modules[place] = cloudpickle.dumps(_hollow(value, first[place][1]))
             except Exception as error:  # whatever the classes of its parts raise
-                if place not in changed:
-                    continue  # only parts without tensors were replaced, and the function may make them on each rank
+                if place not in changed and not any(map(_has_tensors, _parts_named(value, replaced[place]))):
+                    continue  # the function may replace an activation on each rank
                 raise TrainingCodeError(
                     f"state.{place} has changed since the job began, and the change cannot be told to a newcomer, so make it "
                     f"above the elastic function: {type(error).__name__}: {error}"
@@ -166,12 +166,11 @@ def follow(objects: Objects, told: bytes) -> None:
     for place, groups in optimizers.items():
         optimizer = objects[place]
         assert isinstance(optimizer, torch.optim.Optimizer), place
-        present = [group["params"] for group in optimizer.param_groups]
         wanted = [[parameters[name] for name in group] if None not in group else None for group in groups]
         for number, group in enumerate(wanted):
             if group is None:
                 continue
-            if number < len(present):
+            if number < len(optimizer.param_groups):
                 optimizer.param_groups[number]["params"] = group
             else:
                 optimizer.param_groups.append({**optimizer.defaults, "params": group})
@@ -187,6 +186,18 @@ def outline(objects: Sequence[Stateful]) -> list[int]:
         for group in value.param_groups
     ]
     return [*map(id, objects), *groups]
+
+
+def note_structure(snapshot: Snapshot, version: int) -> None:
+    """Note how the objects of a commit are put back, and what shows that they change, unless that is known for this version."""
+    if snapshot.put_back is None or snapshot.version != version:
+        assert snapshot.objects is not None
+        modules = [value for value in snapshot.objects if isinstance(value, torch.nn.Module)]
+        kinds = [type(part) for module in modules for part in module.modules()]
+        shapes = [parameter.shape for module in modules for parameter in module.parameters()]
+        snapshot.put_back = remember(snapshot.objects)
+        snapshot.outline = [*outline(snapshot.objects), *kinds, *shapes]
+        snapshot.version = version
 
 
 def remember(objects: Sequence[Stateful]) -> Callable[[], None]:
@@ -264,6 +275,15 @@ def _comparable(described: tuple[str, object] | None) -> object:
     return described
 
 
+def _parts_named(module: torch.nn.Module, names: Sequence[str]) -> list[torch.nn.Module]:
+    parts = dict(_plain(module).named_modules())
+    return [parts[name] for name in names]
+
+
+def _has_tensors(module: torch.nn.Module) -> bool:
+    return any(True for _ in itertools.chain(module.parameters(), module.buffers()))
+
+
 def _plain_attributes(part: torch.nn.Module) -> dict[str, object]:
     return {
         name: value
@@ -308,8 +328,7 @@ def _graft(live: torch.nn.Module, told: torch.nn.Module, device: torch.device) -
         if child is None:
             children[name] = None
         elif mine is None or type(mine).__qualname__ != type(child).__qualname__:
-            has_tensors = any(True for _ in itertools.chain(child.parameters(), child.buffers()))
-            children[name] = child.to_empty(device=device) if has_tensors else child
+            children[name] = child.to_empty(device=device) if _has_tensors(child) else child
         else:
             _graft(_plain(mine), _plain(child), device)
             children[name] = mine

@@ -81,9 +81,75 @@ def test_what_a_model_was_given_or_has_made_of_a_batch_is_of_that_batch() -> Non
     found = feed.log.find([first])
     assert found is not None
     features = torch.ones(5)
-    found.knows([features])
+    feed.log.becomes(found, features)
     feed.fetch((5, 1))
     assert feed.rows_of(first) == feed.rows_of(features.detach()) == (3, 4)
+
+
+@pytest.mark.parametrize("is_of_the_batch", [False, True], ids=["converted", "own tensors"])
+@pytest.mark.parametrize("rows", [3, 17], ids=["as many rows", "other rows"])
+def test_what_comes_with_one_batch_after_another_does_not_tell_batches_apart(rows: int, is_of_the_batch: bool) -> None:
+    """A mask, a table of positions or a memory was taken for the batch with which it first came."""
+    feed, positions = Feed(), torch.ones(rows)
+    for rank_rows in [(3, 4), (3, 4), (3, 1), (4, 1), (3, 4)]:
+        batch = feed.fetch(rank_rows)
+        for _ in range(2):
+            assert feed.rows_of(batch if is_of_the_batch else batch * 2, positions) == rank_rows
+            assert feed.rows_of(positions, batch * 3) == rank_rows
+
+
+def test_what_comes_with_another_batch_for_the_first_time_goes_by_rows() -> None:
+    feed, positions = Feed(), torch.ones(4)
+    for rank_rows in [(4, 3), (3, 1)]:
+        batch = feed.fetch(rank_rows)
+        assert feed.rows_of(batch * 2, positions) == rank_rows
+
+
+def test_a_model_that_is_given_nothing_but_a_constant_is_given_the_batch_that_was_fetched() -> None:
+    feed, nodes = Feed(), torch.ones(9, 2)
+    for rank_rows in [(3, 4), (3, 4), (3, 1), (4, 4)]:
+        batch = feed.fetch(rank_rows)
+        assert feed.rows_of(nodes) == feed.rows_of(batch * 2) == rank_rows
+        assert feed.rows_of(batch) == rank_rows
+
+
+def test_a_state_that_a_model_carries_on_is_not_of_the_batch_that_it_was_made_of() -> None:
+    feed, carried = Feed(), torch.zeros(3)
+    for rank_rows in [(3, 4), (3, 4), (3, 1)]:
+        batch = feed.fetch(rank_rows)
+        found = feed.log.find([batch * 2, carried.detach()])
+        assert found is not None
+        assert found.rank_rows == rank_rows
+        carried = torch.zeros(3)
+        feed.log.becomes(found, carried)
+
+
+def test_a_constant_in_every_batch_does_not_tell_batches_apart() -> None:
+    """A collate function may return the same tensor with each batch."""
+    feed, edges = Feed(), torch.ones(5, 2)
+    for rank_rows in [(3, 4), (3, 4), (3, 1), (4, 4)]:
+        batch = torch.randn(rank_rows[0], 3)
+        feed.log.note(feed, (batch, edges), rank_rows, 0)
+        assert feed.rows_of(batch * 2, edges) == feed.rows_of(batch, edges) == rank_rows
+
+
+def test_a_batch_that_was_converted_is_used_on_after_another_was_fetched() -> None:
+    feed = Feed()
+    for rank_rows in [(3, 4), (3, 4), (4, 4)]:
+        converted = feed.fetch(rank_rows) * 2
+        assert feed.rows_of(converted) == rank_rows
+        feed.fetch((2, 4))
+        assert feed.rows_of(converted) == rank_rows
+        assert feed.rows_of(torch.ones(2)) == (2, 4)
+
+
+def test_two_loaders_and_a_constant() -> None:
+    feed, mask = Feed(), torch.ones(7)
+    for rank_rows, others in [((3, 4), (5, 4)), ((3, 4), (5, 5)), ((3, 1), (5, 4))]:
+        one, other = feed.fetch(rank_rows) * 2, feed.fetch(others, "b") * 2
+        assert feed.rows_of(one, mask) == rank_rows
+        assert feed.rows_of(other, mask) == others
+        assert feed.rows_of(mask, one) == rank_rows
 
 
 @pytest.mark.parametrize("loader", ["a", "b"])

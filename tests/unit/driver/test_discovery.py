@@ -8,6 +8,7 @@ import pytest
 from machine_script import Script, running
 
 from spark_elastic.driver import commands as do
+from spark_elastic.driver import discovery
 from spark_elastic.driver import events as ev
 from spark_elastic.driver.discovery import DiscoveryError, HostDiscovery, parse_hosts
 from spark_elastic.driver.hosts import Host, Place
@@ -48,6 +49,16 @@ def script(path: Path, body: str) -> Path:
 def test_a_first_run_that_fails_is_an_error(tmp_path: Path, body: str, message: str) -> None:
     with pytest.raises(DiscoveryError, match=message):
         HostDiscovery(script(tmp_path / "hosts", body), lambda slots: None).__enter__()
+
+
+@pytest.mark.parametrize("body", ["sleep 60", r"printf '\377'"], ids=["too slow", "no text"])
+def test_a_run_that_failed_is_not_ended_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> None:
+    """Its number may be another process's by then."""
+    monkeypatch.setattr(discovery, "SCRIPT_SECONDS", 0.2)
+    hosts = HostDiscovery(script(tmp_path / "hosts", body), lambda slots: None)
+    with pytest.raises((DiscoveryError, UnicodeDecodeError)):
+        hosts._ask()
+    assert hosts._process is None
 
 
 def test_a_script_that_is_not_there_is_an_error(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from spark_elastic.worker.state.keepers.sharded import place_in_ring
 from spark_elastic.worker.state.pending_copy import PendingCopy
 from spark_elastic.worker.state.places import Places
 from spark_elastic.worker.state.snapshot import Found, Snapshot, SnapshotPair, flatten
-from spark_elastic.worker.state.structure import outline, remember
+from spark_elastic.worker.state.structure import note_structure
 from spark_elastic.worker.world import World
 
 # Of one shard, the tensors in the order of the commit's ``divided``.
@@ -235,8 +235,7 @@ def _snapshot(content: Mapping[str, object], places: Places, own: object) -> Sna
     small = Snapshot()
     small.take(content, own)
     small.places = places
-    assert small.objects is not None
-    small.put_back, small.outline = remember(small.objects), outline(small.objects)
+    note_structure(small, version=0)
     return small
 
 

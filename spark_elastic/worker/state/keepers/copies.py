@@ -13,7 +13,7 @@ from spark_elastic.worker.state.pending_copy import PendingCopy
 from spark_elastic.worker.state.places import Places
 from spark_elastic.worker.state.repair import plan_repair, repair
 from spark_elastic.worker.state.snapshot import KeptPart, Snapshot, SnapshotPair, Stateful, as_state_dict
-from spark_elastic.worker.state.structure import outline, remember
+from spark_elastic.worker.state.structure import note_structure
 from spark_elastic.worker.state.templates import Make, Templates, template_of
 
 if TYPE_CHECKING:
@@ -42,11 +42,7 @@ class OnDevice(Keeper):
         specs, before = snapshot.buffer.specs, snapshot.outline
         snapshot.take(content, own, self.part_of, self._templates)
         snapshot.places = places
-        assert snapshot.objects is not None
-        if snapshot.put_back is None or snapshot.version != self._templates.version:
-            snapshot.put_back = remember(snapshot.objects)
-            snapshot.outline = outline(snapshot.objects)
-            snapshot.version = self._templates.version
+        note_structure(snapshot, self._templates.version)
         self._is_taken = True
         return snapshot.buffer.specs is not specs or snapshot.outline != before
 

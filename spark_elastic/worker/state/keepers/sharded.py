@@ -45,7 +45,7 @@ from spark_elastic.worker.state.snapshot import (
     cloned,
     flatten,
 )
-from spark_elastic.worker.state.structure import outline, remember
+from spark_elastic.worker.state.structure import note_structure
 from spark_elastic.worker.state.templates import Template, Templates, template_of
 from spark_elastic.worker.world import World
 from spark_elastic.worker.zero import Division, ZeroRedundancyOptimizer, deal, divides, find_divisible
@@ -152,10 +152,7 @@ class Sharded(Keeper):
         snapshot.skeleton, snapshot.objects, snapshot.own = skeleton, tensors.objects, own
         snapshot.places = places
         snapshot.sliced = self._sliced
-        if snapshot.put_back is None or snapshot.version != self._templates.version:
-            snapshot.put_back = remember(tensors.objects)
-            snapshot.outline = outline(tensors.objects)
-            snapshot.version = self._templates.version
+        note_structure(snapshot, self._templates.version)
         self._note_live(sliced)
         self._is_back = False
         self._is_taken = True

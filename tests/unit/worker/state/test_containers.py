@@ -223,8 +223,8 @@ def test_a_member_of_an_enum_is_that_of_the_enum_here(arrives: bool) -> None:
     """A function that defines an enum has another one on each rank."""
 
     def made() -> Any:
-        class Phase(enum.Enum):
-            WARM = 1
+        class Phase(enum.IntEnum):
+            WARM = 0  # false
             HOT = 2
 
         return Phase

@@ -32,10 +32,10 @@ class Net(torch.nn.Module):
         return self.head(self.bend(self.body(self.words(x))))
 
 
-def make() -> TorchState:
+def make(commit: str = "copy") -> TorchState:
     model = DistributedDataParallel(Net())
     optimizer = torch.optim.Adam(model.module.body.parameters(), lr=0.1)
-    return TorchState(models=[model], optimizer=optimizer, step=0)
+    return TorchState(models=[model], optimizer=optimizer, step=0, commit=commit)
 
 
 def net(state: TorchState) -> Any:
@@ -119,9 +119,9 @@ def stage() -> Iterator[Stage]:
         yield stage
 
 
-def begun(stage: Stage) -> TorchState:
+def begun(stage: Stage, commit: str = "copy") -> TorchState:
     stage.models.clear()
-    state = make()
+    state = make(commit)
     state._prepare()
     stage.begin(state)
     return state
@@ -269,6 +269,17 @@ def hold_what_cannot_travel(state: TorchState) -> None:
     net(state).head.entries = (entry for entry in ())
 
 
+class LockedLinear(torch.nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(2, 3)
+        self.lock = threading.Lock()
+
+
+def replace_a_part_by_one_that_cannot_travel(state: TorchState) -> None:
+    net(state).head = LockedLinear()
+
+
+@pytest.mark.parametrize("commit", ["copy", "in_place"])
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -276,12 +287,13 @@ def hold_what_cannot_travel(state: TorchState) -> None:
         (change_the_kind, r"state\.optimizer was a Adam when the job began and is a SGD"),
         (step_what_no_module_holds, r"state\.optimizer steps new parameters that are in no module of the State"),
         (hold_what_cannot_travel, r"state\.models\[0\] has changed since the job began, and the change cannot be told"),
+        (replace_a_part_by_one_that_cannot_travel, r"state\.models\[0\] has changed .* cannot be told.*cannot pickle"),
     ],
 )
 def test_what_cannot_be_told_is_an_error_at_the_commit(
-    stage: Stage, change: Callable[[TorchState], None], words: str
+    stage: Stage, change: Callable[[TorchState], None], words: str, commit: str
 ) -> None:
-    state = begun(stage)
+    state = begun(stage, commit)
     state.commit()
     change(state)
     with pytest.raises(TrainingCodeError, match=words):
