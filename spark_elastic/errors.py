@@ -31,6 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 __all__ = [
     "CheckpointError",
@@ -58,6 +59,15 @@ class SparkElasticError(Exception):
 
     # Whether a retry would always raise this error again. If so, the first worker that raises it ends the job.
     is_final = False
+
+
+E = TypeVar("E", bound=BaseException)
+
+
+def final(error: E) -> E:
+    """Return an error marked as one that ends the job, whichever worker raises it first."""
+    error.is_final = True  # type: ignore[attr-defined]
+    return error
 
 
 def name_worker(worker: int, rank: int | None) -> str:

@@ -227,6 +227,10 @@ class Deliveries:
         if self._kept and (found := self._known(self._telling(tensors))):
             self._use(found)
 
+    def are_of_several_loaders(self) -> bool:
+        """Whether batches of several loaders may be in use at a time."""
+        return len({known.loader for known in self._kept}) > 1
+
     def committed(self) -> None:
         """Note a commit, which counts everything delivered so far as processed."""
         for known in self._kept:

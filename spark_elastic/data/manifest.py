@@ -373,6 +373,8 @@ def read_common_metadata(location: Location) -> dict[bytes, bytes]:
             return {}
         with location.filesystem.open_input_file(path) as handle:
             metadata = read_footer(handle).metadata.metadata
+    except NotADirectoryError:  # the URL is that of a file
+        return {}
     except (pa.ArrowException, OSError) as failure:
         raise DataError(f"{path} cannot be read as Parquet: {failure}") from failure
     return dict(metadata or {})

@@ -77,9 +77,15 @@ class WindowFinder:
         column = pa.Table.from_batches(batches).column(name)
         if column.null_count:
             raise DataError(f"{where}: the timestamps {name!r} have {column.null_count} nulls; a window has none")
-        if pa.types.is_timestamp(column.type):
-            column = column.cast(pa.timestamp("ns"))
-        times: np.ndarray = (column if pa.types.is_floating(column.type) else column.cast(pa.int64())).to_numpy()
+        try:
+            if pa.types.is_timestamp(column.type):
+                column = column.cast(pa.timestamp("ns"))
+            times: np.ndarray = (column if pa.types.is_floating(column.type) else column.cast(pa.int64())).to_numpy()
+        except pa.ArrowInvalid as failure:
+            raise DataError(
+                f"{where}: the timestamps {name!r} do not fit into 64-bit integers, dates into those of nanoseconds (1677 to "
+                f"2262): {failure}"
+            ) from failure
         return times
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from spark_elastic._saved_names import saved_as
 from spark_elastic.data.order import EpochOrder, OrderSpec, Piece
 from spark_elastic.data.plan import BatchPlan, Step, make_step
-from spark_elastic.errors import DataError
+from spark_elastic.errors import DataError, final
 
 _MODULUS = 1 << 61
 
@@ -142,21 +142,22 @@ class RowGroupTracker:
             return
         expected = self._awaited.popleft()
         if len(reports) != self.size:
-            error = DataError(
-                f"this loader has not entered the world of {len(reports)} ranks: make loaders above the elastic function, give "
-                "them to the State, and leave them there"
+            raise final(
+                DataError(
+                    f"this loader has not entered the world of {len(reports)} ranks: make loaders above the elastic function, "
+                    "give them to the State, and leave them there"
+                )
             )
-            error.is_final = True
-            raise error
         for rank, report in enumerate(reports):
             if (report.epoch, report.position) != (expected.epoch, expected.position):
-                error = DataError(
-                    f"rank {rank} is at epoch {report.epoch}, row {report.position}, rank {self.rank} at epoch "
-                    f"{expected.epoch}, row {expected.position}: every rank must take every batch of its loader "
-                    "before each commit"
+                # All ranks find the error, and the last to do so must not see a mere loss.
+                raise final(
+                    DataError(
+                        f"rank {rank} is at epoch {report.epoch}, row {report.position}, rank {self.rank} at epoch "
+                        f"{expected.epoch}, row {expected.position}: every rank must take every batch of its loader "
+                        "before each commit"
+                    )
                 )
-                error.is_final = True  # all ranks find the error, and the last to do so must not see a mere loss
-                raise error
         delivered = sum(report.rows for report in reports)
         if delivered != expected.rows or sum(report.tickets for report in reports) % _MODULUS != expected.tickets:
             raise DataError(

@@ -12,7 +12,7 @@ import torch
 
 import spark_elastic as se
 from spark_elastic import _saved_names
-from spark_elastic.errors import NotInWorldError
+from spark_elastic.errors import NotInWorldError, WorldChanged, final
 from spark_elastic.estimator.callbacks import BatchContext, Callback, EpochContext, FitContext, Metrics
 from spark_elastic.estimator.fit_state import FitState, history_of
 from spark_elastic.estimator.plan import TrainingPlan
@@ -57,8 +57,14 @@ class CallbackRunner:
             loss=loss / weight if weight else math.nan,
             learning_rate=optimizer.param_groups[0]["lr"],
         )
-        for callback in callbacks:
-            callback.on_batch_end(context)
+        try:
+            for callback in callbacks:
+                callback.on_batch_end(context)
+        except WorldChanged:
+            raise
+        except Exception as error:
+            final(error)  # by itself, it would be the loss of this worker
+            raise
 
     def end_epoch(self, state: FitState, metrics: Metrics) -> tuple[Metrics, bytes, bool, bool]:
         """Call ``on_epoch_end``. Return on all ranks: metrics, pickled callbacks, whether to stop, whether to keep the model."""

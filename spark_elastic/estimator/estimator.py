@@ -31,6 +31,7 @@ from spark_elastic.estimator.dataset import FILES_A_WORKER, check_names, identit
 from spark_elastic.estimator.fitted import load_weights
 from spark_elastic.estimator.frame import (
     Facts,
+    check_case,
     check_columns,
     check_scalars,
     is_fractional,
@@ -66,10 +67,10 @@ from spark_elastic.estimator.preflight import widths_of, with_extremes
 from spark_elastic.estimator.row_checks import (
     FLOAT_INDEXES,
     merged_index,
-    negative_weight,
     not_a_class,
     not_an_index,
     not_whole,
+    refused_weights,
 )
 from spark_elastic.estimator.runs import (
     VERSION,
@@ -128,6 +129,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
             raise ValueError("fit takes a batch DataFrame, not a streaming one")
         layout = self._layout(schema)
         check_names(layout.columns)
+        check_case(dataset, layout.columns)
         recipe = plan_recipe(self, layout, self._default_loss())
         check_gpus(session.conf, wanted=bool(self.value("useGpu")), resources=plan_resources(self))
         sizes, shards = plan_sizes(self, session), plan_shards(self)
@@ -438,10 +440,8 @@ def _with_dtype(entry: Input, schema: StructType) -> Input:
 
 
 def _check_facts(schema: StructType, layout: Layout, facts: Facts) -> None:
-    if layout.weight and facts[layout.weight]["min"] < 0:
-        raise ValueError(negative_weight(layout.weight, facts[layout.weight]["min"]))
-    if layout.weight and facts[layout.weight]["max"] == 0:
-        raise ValueError(f"weightCol: all weights of column {layout.weight!r} are 0; give some rows a weight above 0")
+    if layout.weight and (refused := refused_weights(layout.weight, facts[layout.weight])):
+        raise ValueError(refused)
     for name in layout.categories:
         least, fraction = facts[name]["min"], facts[name]["fraction"]
         if least < 0 or fraction is not None:

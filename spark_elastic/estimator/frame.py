@@ -59,6 +59,24 @@ def check_exists(schema: StructType, name: str, role: str) -> None:
         )
 
 
+def is_case_sensitive(frame: DataFrame) -> bool:
+    """Whether Spark tells columns apart whose names differ only in case."""
+    return str(frame.sparkSession.conf.get("spark.sql.caseSensitive", "false")).lower() == "true"
+
+
+def check_case(frame: DataFrame, names: Iterable[str]) -> None:
+    """Raise ValueError for a name by which Spark could mean several columns."""
+    if is_case_sensitive(frame):
+        return
+    for name in names:
+        alike = [other for other in frame.columns if other.lower() == name.lower()]
+        if len(alike) > 1:
+            raise ValueError(
+                f"the columns {' and '.join(map(repr, alike))} have one name to Spark, which ignores case: rename all but one, "
+                "or set spark.sql.caseSensitive to true"
+            )
+
+
 def _hint(name: str, kind: DataType) -> str:
     """Say how to turn such a column into numbers, if Spark has a way."""
     if isinstance(kind, StringType):

@@ -26,7 +26,7 @@ from spark_elastic.estimator.accessors import ElasticModelAccessors, TorchModelA
 from spark_elastic.estimator.callbacks import Metrics
 from spark_elastic.estimator.converters import boolean, module, names, text, whole
 from spark_elastic.estimator.export import export_network
-from spark_elastic.estimator.frame import Facts, column
+from spark_elastic.estimator.frame import Facts, check_case, column, is_case_sensitive
 from spark_elastic.estimator.layout import Input, Layout, change_places, positional_inputs
 from spark_elastic.estimator.params import CATEGORICAL_COLS, FEATURE_COLS, FitParams, param
 from spark_elastic.estimator.persistence import ModelReader, ModelWriter
@@ -185,12 +185,15 @@ class ElasticModel(Model, FitParams, MLReadable["ElasticModel"], MLWritable, Ela
         if self.model is None:
             raise ValueError(f"{type(self).__name__} has no network: give model=, or take the model that fit returns")
         if not self.layout.inputs:
-            describe_from_frame(self, self._layout_of_names(), dataset)
+            layout = self._layout_of_names()
+            check_case(dataset, layout.features)
+            describe_from_frame(self, layout, dataset)
         self._check({})
         prepare_python(dataset.sparkSession)
         outputs = self._outputs()
         check_features(dataset, self.shapes, self.layout.features)
-        is_exact = str(dataset.sparkSession.conf.get("spark.sql.caseSensitive", "false")).lower() == "true"
+        check_case(dataset, self.layout.features)
+        is_exact = is_case_sensitive(dataset)
         there = {name if is_exact else name.lower(): name for name in dataset.columns}
         for name in outputs:
             if (taken := there.get(name if is_exact else name.lower())) is not None:

@@ -19,7 +19,9 @@ from spark_elastic.estimator.layout import Layout, outputs_of, plain
 from spark_elastic.estimator.shapes import ClassificationLoss, meet, name_of, takes_classes
 
 # Replaces a weight of zero, to avoid dividing by zero.
-TINY = 1e-30
+TINY = 1e-37
+# The numbers in an epoch of the history besides the user's metrics.
+OWN_NUMBERS = frozenset({"epoch", "learning_rate", "loss", "rows", "seconds", "sizes", "val_loss", "weight"})
 # The label that torch's cross entropy ignores by default.
 _IGNORED = -100
 
@@ -127,6 +129,21 @@ class Objective:
             return {name: (metric, 0) for name, metric in self.metrics.items()}
         places = [(place, label) for place, label in enumerate(layout.labels) if place < self.count]
         return {f"{label}_{name}": (metric, place) for place, label in places for name, metric in self.metrics.items()}
+
+    def check_names(self, layout: Layout) -> None:
+        """Raise ValueError for metrics whose names in the history mean something else, or another metric."""
+        names = [*self.metrics_of(layout), *(self.metrics if self.count > 1 else ())]
+        for name in names:
+            if name in OWN_NUMBERS or name.startswith("val_"):
+                raise ValueError(
+                    f"metrics: {name!r} is a name of the history's own; give the metric, or the label that the name begins with, "
+                    "another name"
+                )
+        if len(self.metrics_of(layout)) < len(self.metrics) * self.count:
+            raise ValueError(
+                f"metrics: labels {list(layout.labels)} and metrics {list(self.metrics)} give the same name in the history "
+                "twice, as a label's name is followed by a metric's; rename one"
+            )
 
     def accumulators(
         self, layout: Layout, device: torch.device, see_all_rows: bool = False

@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
 # 24 shards divide evenly among 1, 2, 3, 4, 6, 8, 12 and 24 workers.
 DEFAULT_SHARDS = 24
-# The numbers in an epoch of the history besides the user's metrics.
-OWN_NUMBERS = frozenset({"epoch", "learning_rate", "loss", "rows", "seconds", "sizes", "val_loss", "weight"})
 
 
 @dataclass(frozen=True)
@@ -426,9 +424,6 @@ def _objective(params: Parameterized, layout: Layout, loss: object) -> Objective
                 f"metrics {list(metrics)} are measured where a loss meets outputs and labels: give loss, too, with the trainStep"
             )
         return None
-    for name in metrics:
-        if name in OWN_NUMBERS or name.startswith("val_"):
-            raise ValueError(f"metrics: {name!r} is a name of the history's own; give the metric another name")
     if not layout.labels:
         raise ValueError("give labelCols: the loss needs labels")
     losses = tuple(loss) if isinstance(loss, (list, tuple)) else (loss,)
@@ -441,7 +436,9 @@ def _objective(params: Parameterized, layout: Layout, loss: object) -> Objective
             f"lossWeights must have one number for each label of {list(layout.labels)}, not {list(weights)}"
         )
     _check_losses(losses, labels, custom=params.value("trainStep") is not None)
-    return Objective(losses, weights, metrics, labels)
+    objective = Objective(losses, weights, metrics, labels)
+    objective.check_names(layout)
+    return objective
 
 
 def _check_losses(losses: Sequence[object], labels: int, *, custom: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -12,6 +13,8 @@ from spark_elastic.estimator.finite import check_finite
 
 # Fractional columns reach the network as 32-bit floats, which distinguish whole numbers up to this one.
 FLOAT_INDEXES = 2**24
+# The largest weight of a row lies between these, so that sums of weights, and losses times weights, are 32-bit floats.
+LEAST_WEIGHT, MOST_WEIGHT = 1e-30, 1e30
 
 
 def check_rows(batch: dict[str, torch.Tensor], names: Sequence[str], loader: ParquetLoader) -> None:
@@ -59,14 +62,36 @@ def check_whole(batch: Mapping[str, torch.Tensor], names: Sequence[str]) -> None
 
 
 def check_weights(batch: Mapping[str, torch.Tensor], name: str | None) -> None:
-    """Raise ``DataError`` for a weight below 0, naming column and value."""
-    if name is not None and bool((batch[name] < 0).any()):
-        raise DataError(negative_weight(name, float(batch[name].min())))
+    """Raise ``DataError`` for a weight below 0 or one that is too large, naming column and value."""
+    if name is not None and len(batch[name]):
+        least, most = map(float, batch[name].aminmax())
+        if least < 0:
+            raise DataError(negative_weight(name, least))
+        if most > MOST_WEIGHT:
+            raise DataError(weights_out_of_range(name, most))
 
 
 def negative_weight(name: str, least: float) -> str:
     """Return the message for a column with weights below 0."""
     return f"weightCol: column {name!r} has weights below 0, down to {least:g}"
+
+
+def refused_weights(name: str, facts: Mapping[str, Any]) -> str:
+    """Say what is wrong with the weights of a column, of which the facts are known; an empty string if nothing is."""
+    if facts["min"] < 0:
+        return negative_weight(name, facts["min"])
+    if facts["max"] == 0:
+        return f"weightCol: all weights of column {name!r} are 0; give some rows a weight above 0"
+    return "" if LEAST_WEIGHT <= facts["max"] <= MOST_WEIGHT else weights_out_of_range(name, facts["max"])
+
+
+def weights_out_of_range(name: str, most: float) -> str:
+    """Return the message for a column whose largest weight is too small or too large for sums of weights."""
+    return (
+        f"weightCol: the largest weight of column {name!r} is {most:g}, and sums of such weights leave the range of 32-bit "
+        f"floats: multiply all weights by a number that brings it to between {LEAST_WEIGHT:g} and {MOST_WEIGHT:g}, which changes "
+        "nothing else"
+    )
 
 
 def not_an_index(name: str, value: float) -> str:

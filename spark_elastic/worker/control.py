@@ -127,8 +127,9 @@ class ControlClient:
         """Tell the driver of an exception; nothing more comes from this worker."""
         text = "".join(traceback.format_exception_only(type(error), error)).strip()
         kind = type(error).__name__ if isinstance(error, SparkElasticError) else ""
-        if isinstance(error, SparkElasticError) and error.is_final:
-            text, fatal = str(error), True
+        if getattr(error, "is_final", False):
+            fatal = True
+            text = str(error) if kind else text
         self.raised(text, find_line(error), format_for_user(error), fatal, kind)
 
     def raised(self, error: str, where: str, report: str, fatal: bool = False, kind: str = "") -> None:

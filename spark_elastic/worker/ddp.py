@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import functools
 import inspect
 import math
@@ -24,6 +22,7 @@ from spark_elastic.checkpoint.skeleton import WRAPPER_MARK
 from spark_elastic.data.deliveries import Delivery, deliveries, weight_of_rank
 from spark_elastic.data.loader import RowSource
 from spark_elastic.errors import SparkElasticError, TrainingCodeError, WorkerLostError
+from spark_elastic.worker.boundaries import mark_inputs, mark_outputs
 from spark_elastic.worker.checks.early_gradients import warn_of_early_gradients
 from spark_elastic.worker.checks.same_inputs import same_inputs
 from spark_elastic.worker.checks.user_frames import depth_of_user
@@ -33,7 +32,7 @@ from spark_elastic.worker.shards.loops import loops
 from spark_elastic.worker.shards.parts import Parts
 from spark_elastic.worker.shards.sharding import Sharding, shards_in_use
 from spark_elastic.worker.trained import Content, check_agreement, describe_change
-from spark_elastic.worker.weighting import Boundary, weighting
+from spark_elastic.worker.weighting import weighting
 from spark_elastic.worker.world import World
 
 # What to do about parameters without gradients.
@@ -152,8 +151,8 @@ class DistributedDataParallel(nn.Module):
 
     The gradient is the mean over the rows of the global batch, even if ranks have different numbers of rows: what a backward
     pass adds to a parameter is weighted by this rank's share of the batch that the *forward* was given. A forward recognizes
-    its batch by the tensors that loaders of the State delivered, or views of them. A forward of other tensors (converted ones,
-    noise) belongs to the fetched batch that has not been through a model yet; of several, to the one with the same number of
+    its batch by the tensors that loaders of the State delivered, or views of them; a tensor that comes with one batch after
+    another says nothing. A forward of other tensors (converted ones, noise) belongs to the fetched batch that has not been through a model yet; of several, to the one with the same number of
     rows. If the share is still ambiguous, the forward raises ``DataError``. Batches may therefore be fetched ahead, gradients
     accumulate under ``no_sync()`` exactly as in one process that calls ``backward`` for each global batch, and several models
     and loaders can take part in one loss. ``set_rows`` overrides all this.
@@ -352,7 +351,7 @@ class DistributedDataParallel(nn.Module):
             inputs = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
         call = self._begin(inputs, world)
         if call is not None and any(value.requires_grad for value in inputs):
-            args, kwargs = _mark((args, kwargs), call, False)
+            args, kwargs = mark_inputs((args, kwargs), call)
         if self._ddp is None or (call is None and torch.is_grad_enabled()):
             return self.module(*args, **kwargs)
         self._ddp.require_backward_grad_sync = self._syncs
@@ -373,7 +372,7 @@ class DistributedDataParallel(nn.Module):
             return outputs
         if self._syncs:
             self._keep(_pass=-1)
-        return _mark(outputs, call, True)
+        return mark_outputs(self.module, outputs, call, call.delivery)
 
     def _begin(self, inputs: list[torch.Tensor], world: World) -> _Call | None:
         """Begin a forward through which gradients may flow back. Return None if no gradient can."""
@@ -476,22 +475,3 @@ def _skip(code: types.CodeType) -> None:
     for nested in code.co_consts:
         if isinstance(nested, types.CodeType):
             _skip(nested)
-
-
-def _mark(values: object, call: _Call, is_leaving: bool) -> Any:
-    """Mark the boundary of a forward at the tensors in ``values`` through which gradients flow back."""
-
-    def mark(value: Any) -> object:
-        if isinstance(value, torch.Tensor):
-            if value.requires_grad:
-                value = Boundary.apply(value, (call, weighting), is_leaving, 1.0)  # type: ignore[no-untyped-call]
-            if is_leaving and call.delivery is not None:
-                deliveries.becomes(call.delivery, value)
-            return value
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            value = copy.copy(value)
-            for field in dataclasses.fields(value):
-                object.__setattr__(value, field.name, _mark(getattr(value, field.name), call, is_leaving))
-        return value
-
-    return mark(values) if isinstance(values, torch.Tensor) else pytree.tree_map(mark, values)

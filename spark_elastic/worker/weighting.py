@@ -10,8 +10,10 @@ forward is also multiplied by the weight of this forward relative to that of the
 model that came before, is divided by the same number.
 
 SyncBatchNorm adds up gradients of all ranks in the middle of a pass, so they have to be weighted before. With it, the pass has
-the weight 1, and each gradient gets the whole weight of its forward where it flows into that forward. A loss on something that
-the module keeps is then not weighted.
+the weight 1, and each gradient gets the whole weight of its forward where it flows into that forward.
+
+Where a pass may go back through forwards of different weights, or with SyncBatchNorm, gradients flow into what a module keeps
+beside its outputs as they do into these; see ``boundaries.py``.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ class Weighting:
         # The number of the last pass that has added to gradients.
         self.accumulated = -1
         # Whether gradients are weighted where they flow into forwards, and not at the parameters.
-        self._at_outputs = False
+        self.is_at_outputs = False
 
     def hook(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Weight the gradients of these parameters from now on. A parameter that is given again gets no second hook."""
@@ -64,11 +66,11 @@ class Weighting:
 
     def weigh_at_outputs(self) -> None:
         """Weight gradients before they flow through a model, because it adds up those of all ranks on the way."""
-        self._at_outputs = True
+        self.is_at_outputs = True
 
     def clear(self) -> None:
         """Remove the hooks, so that gradients are left as they are."""
-        self._at_outputs = False
+        self.is_at_outputs = False
         for _, hook in self._hooks.values():
             hook.remove()
         self._hooks.clear()
@@ -88,7 +90,7 @@ class Weighting:
         weight = forward.weight or TINY
         task = torch._C._current_graph_task_id()
         if self._weight is None or task != self._pass:
-            self._pass, self._weight = task, 1.0 if self._at_outputs else weight
+            self._pass, self._weight = task, 1.0 if self.is_at_outputs else weight
         return weight / self._weight
 
     def _weigh(self, gradient: torch.Tensor) -> torch.Tensor | None:

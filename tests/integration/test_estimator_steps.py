@@ -11,6 +11,7 @@ import torch
 from pyspark.sql import functions as f
 from torch import nn
 
+from spark_elastic.errors import TrainingFailedError
 from spark_elastic.estimator import TorchEstimator, TorchModel
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -158,6 +159,29 @@ def test_hooks_on_gradients_of_parameters_train_in_a_fit_as_here(frame: Any) -> 
     fitted = fit(frame, model, squares, "y")
     rows = columns(frame)
     check(fitted, model, stepped(model, lambda net: squares(net(rows["x"].float()).squeeze(1), rows["y"].float())))
+
+
+def test_a_column_that_spark_takes_for_two_is_refused_by_both_names(frame: Any) -> None:
+    doubled = frame.select("*", frame["x"].alias("X"))
+    for run in (
+        lambda: fit(doubled, nn.Linear(2, 1), nn.MSELoss(), "y"),
+        lambda: TorchModel(model=nn.Linear(2, 1), featureCols=["x"], outputCols=["out"]).transform(doubled),
+    ):
+        with pytest.raises(ValueError, match="the columns 'x' and 'X' have one name to Spark, which ignores case"):
+            run()
+
+
+class Impatient:
+    """Ends a fit in its second step."""
+
+    def on_batch_end(self, ctx: Any) -> None:
+        if ctx.global_step == 1:
+            raise KeyError("enough")
+
+
+def test_an_error_in_a_callback_at_a_step_ends_the_fit_and_is_no_loss_of_a_worker(frame: Any) -> None:
+    with pytest.raises(TrainingFailedError, match="KeyError: 'enough'"):
+        fit(frame, nn.Linear(2, 1), nn.MSELoss(), "y", callbacks=[Impatient()])
 
 
 def test_an_output_column_that_spark_takes_for_another_one_is_refused(frame: Any) -> None:

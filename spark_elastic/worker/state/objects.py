@@ -14,7 +14,7 @@ import torch
 
 from spark_elastic.checkpoint.skeleton import PLAIN, Lender, map_tree
 from spark_elastic.data.loader import TakesWorld, has_part
-from spark_elastic.errors import CheckpointError, SparkElasticError, StateLostError, TrainingCodeError
+from spark_elastic.errors import CheckpointError, SparkElasticError, StateLostError, TrainingCodeError, final
 from spark_elastic.worker.checks.aliases import check_aliases, check_live, watch_loads
 from spark_elastic.worker.checks.plain_values import find_unequal
 from spark_elastic.worker.checks.resumed_optimizers import check_steppers, describe_steppers
@@ -287,7 +287,7 @@ class ObjectState(State):
         try:
             saved = None if job is None or job.checkpoints is None else job.checkpoints.restore(device())
         except CheckpointError as error:
-            error.is_final = True  # the next rank 0 would read the same
+            final(error)  # the next rank 0 would read the same
             raise
         if saved is None:
             why = self._keeper.why_lost()
@@ -300,11 +300,8 @@ class ObjectState(State):
             check_steppers(present, saved.objects, saved.steppers)
             self._load(saved.objects, saved.rebound, saved.same)
         except Exception as error:
-            misfit = CheckpointError(
-                f"checkpoint {saved.name} does not fit this state: {error}; give another checkpoint= to start over"
-            )
-            misfit.is_final = True
-            raise misfit from error
+            misfit = f"checkpoint {saved.name} does not fit this state: {error}; give another checkpoint= to start over"
+            raise final(CheckpointError(misfit)) from error
         if replaced and world.rank == 0:
             warnings.warn(
                 f"the job goes on from checkpoint {saved.name}, and {'; '.join(replaced)}. If the new values are meant, set "

@@ -45,6 +45,11 @@ def test_unshuffled_rows_come_in_the_order_of_the_list(urls: list[str]) -> None:
     assert sorted(ids(ParquetLoader(urls, 8, filters=[("id", ">", 15), ("id", "<", 45)]))) == list(range(16, 45))
 
 
+@pytest.mark.parametrize("scheme", ["", "file://", "local://", "simplecache::file://"])
+def test_a_url_may_be_that_of_a_file_on_any_file_system(urls: list[str], scheme: str) -> None:
+    assert ids(ParquetLoader(scheme + urls[1].removeprefix("file://"), 8, shuffle=False)) == list(range(22, 40))
+
+
 def test_row_ids_name_row_groups_of_all_urls_together(urls: list[str]) -> None:
     loader = ParquetLoader(urls, 8, with_row_ids=True)
     starts = np.cumsum([0, *[group.rows for group in loader.manifest]])

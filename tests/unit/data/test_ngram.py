@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import collections
+import datetime as dt
 import re
 from pathlib import Path
 from typing import Any
@@ -178,6 +179,20 @@ def test_timestamps_that_fall_or_are_missing_name_the_row_group(tmp_path: Path) 
         ParquetLoader(tmp_path, 2, ngram=NGram({0: ["t"], 1: ["t"]}, 1, "t"))
     with pytest.raises(DataError, match=r"p.parquet, row group 0: the timestamps 'n' have 1 nulls"):
         ParquetLoader(tmp_path, 2, ngram=NGram({0: ["t"], 1: ["t"]}, 1, "n"))
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        pa.array([1, 2**63 + 1], pa.uint64()),
+        pa.array([dt.datetime(1, 1, 1), dt.datetime(9999, 1, 1)], pa.timestamp("us")),
+    ],
+    ids=["integers", "dates"],
+)
+def test_timestamps_beyond_64_bits_name_the_row_group_and_the_column(tmp_path: Path, times: pa.Array) -> None:
+    pq.write_table(pa.table({"t": times, "x": [1.0, 2.0]}), tmp_path / "p.parquet")
+    with pytest.raises(DataError, match=r"p.parquet, row group 0: the timestamps 't' do not fit into 64-bit integers"):
+        ParquetLoader(tmp_path, 2, ngram=NGram({0: ["x"], 1: ["x"]}, 1, "t"))
 
 
 @pytest.mark.parametrize(

@@ -333,6 +333,21 @@ def test_a_metric_does_not_take_the_place_of_a_number_of_the_historys_own(name: 
         recipe(given)
 
 
+@pytest.mark.parametrize(
+    ("labels", "metrics", "words"),
+    [
+        (["label", "val_label"], ["gap"], "'val_label_gap' is a name of the history's own"),
+        (["a", "a_b"], ["b_c", "c"], r"labels \['a', 'a_b'\] and metrics \['b_c', 'c'\] give the same name"),
+    ],
+)
+def test_metrics_of_several_labels_do_not_take_each_others_names(
+    labels: list[str], metrics: list[str], words: str
+) -> None:
+    objective = Objective((nn.MSELoss(),), (), dict.fromkeys(metrics), count=2)
+    with pytest.raises(ValueError, match=words):
+        objective.check_names(Layout((Input(None, ("x",)),), tuple(labels)))
+
+
 def test_metrics_beside_a_step_without_a_loss_are_an_error() -> None:
     given = TorchEstimator(
         model=ending(outputs=1), trainStep=lambda model, batch, context: (torch.zeros(()), None), featureCols=["x"],

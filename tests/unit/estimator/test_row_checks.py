@@ -22,6 +22,20 @@ def test_negative_weights_in_existing_data_name_the_column(weigh: Any) -> None:
         train(plan(weigh("negative", [1.0] * 19 + [-1.0]), weight="w", data={"check": True}))
 
 
+def test_weights_whose_sum_is_no_float_are_an_error(weigh: Any) -> None:
+    with pytest.raises(DataError, match=r"the largest weight of column 'w' is 1e\+37"):
+        train(plan(weigh("large", [1e37] * 20), weight="w", data={"check": True}))
+
+
+def test_weights_of_any_other_size_give_the_same_model(weigh: Any) -> None:
+    """Weights of 1e-32 gave a fourth of the loss."""
+    losses = [
+        train(plan(weigh(f"of {size}", [size] * 20), weight="w", data={"check": True})).history[-1]["loss"]  # type: ignore[union-attr]
+        for size in (1.0, 1e-30, 1e-35, 1e30)
+    ]
+    assert losses == pytest.approx([losses[0]] * 4, rel=1e-5)
+
+
 def test_nan_in_existing_data_names_the_column(tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": [1.0, float("nan")], "y": [1.0, 2.0]}), tmp_path / "part.parquet")
     with pytest.raises(DataError, match="column 'x' has NaN"):

@@ -96,6 +96,12 @@ def test_a_column_of_weights_that_are_all_0_is_an_error_before_training() -> Non
         _check_facts(StructType(), Layout((), (), "w"), facts)
 
 
+@pytest.mark.parametrize("most", [1e-40, 1e36])
+def test_a_column_of_weights_whose_sums_are_no_floats_is_an_error_before_training(most: float) -> None:
+    with pytest.raises(ValueError, match=r"the largest weight of column 'w' is .*multiply all weights by a number"):
+        _check_facts(StructType(), Layout((), (), "w"), {"w": {"min": 0.0, "max": most}})
+
+
 def test_rows_that_a_transform_leaves_out_or_adds_count_as_they_are(dataset: str) -> None:
     def positive(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         rows = {name: values[batch["x"] > 0] for name, values in batch.items()}

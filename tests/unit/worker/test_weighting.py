@@ -71,6 +71,12 @@ class Plain(Net):
         return Output(super().forward(x))
 
 
+class Likely(Net):
+    def forward(self, x: torch.Tensor) -> torch.distributions.Independent:  # type: ignore[override]
+        mean = super().forward(x)
+        return torch.distributions.Independent(torch.distributions.Normal(mean, mean.square() + 0.5), 1)
+
+
 class Setting:
     """What a loop is played with: fresh models, loaders of uneven batches, and the gradients of each step."""
 
@@ -256,6 +262,20 @@ def outputs_that_depend_on_each_other(s: Setting) -> None:
         s.step()
 
 
+def losses_that_the_module_keeps_of_two_batches(s: Setting) -> None:
+    for (x, y), (u, _) in zip(s.a, s.b, strict=False):
+        loss = mse_loss(s.models[0](x), y) + s.models[0].module.penalty
+        (loss + s.models[0](u).square().mean() + s.models[0].module.penalty * 2).backward()
+        s.step()
+
+
+def outputs_in_an_object(s: Setting) -> None:
+    for (x, y), (u, _) in zip(s.a, s.b, strict=False):
+        likely = s.models[0](x).log_prob(y).mean()
+        (s.models[0](u).base_dist.entropy().mean() - likely).backward()
+        s.step()
+
+
 def outputs_in_a_dataclass(s: Setting) -> None:
     for (x, y), (u, _) in zip(s.a, s.b, strict=False):
         (mse_loss(s.models[0](x).out, y) + s.models[0](u).out.square().mean()).backward()
@@ -310,6 +330,10 @@ def rows_that_are_normalized_over_all_ranks(s: Setting) -> None:
     shares_that_change(s)
 
 
+def a_kept_loss_of_rows_that_are_normalized(s: Setting) -> None:
+    a_loss_that_the_module_keeps(s)
+
+
 def rows_set_by_hand(s: Setting) -> None:
     model = s.models[0]
     for number, (x, y) in enumerate(s.a):
@@ -347,6 +371,7 @@ LOOPS: dict[str, tuple[Loop, Callable[[], Setting]]] = {
             accumulated_batches,
             accumulated_parts,
             a_loss_that_the_module_keeps,
+            losses_that_the_module_keeps_of_two_batches,
             a_penalty_on_gradients,
             gradients_of_inputs,
             inputs_moved_along_their_gradients_on_a_rank_without_rows,
@@ -364,7 +389,11 @@ LOOPS: dict[str, tuple[Loop, Callable[[], Setting]]] = {
         ],
         lambda: Setting(Two()): [outputs_that_depend_on_each_other],
         lambda: Setting(Plain()): [outputs_in_a_dataclass],
-        lambda: Setting(Normalized()): [rows_that_are_normalized_over_all_ranks],
+        lambda: Setting(Likely()): [outputs_in_an_object],
+        lambda: Setting(Normalized()): [
+            rows_that_are_normalized_over_all_ranks,
+            a_kept_loss_of_rows_that_are_normalized,
+        ],
     }.items()
     for loop in loops
 }
