@@ -152,10 +152,11 @@ class DistributedDataParallel(nn.Module):
     The gradient is the mean over the rows of the global batch, even if ranks have different numbers of rows: what a backward
     pass adds to a parameter is weighted by this rank's share of the batch that the *forward* was given. A forward recognizes
     its batch by the tensors that loaders of the State delivered, or views of them; a tensor that comes with one batch after
-    another says nothing. A forward of other tensors (converted ones, noise) belongs to the fetched batch that has not been through a model yet; of several, to the one with the same number of
-    rows. If the share is still ambiguous, the forward raises ``DataError``. Batches may therefore be fetched ahead, gradients
-    accumulate under ``no_sync()`` exactly as in one process that calls ``backward`` for each global batch, and several models
-    and loaders can take part in one loss. ``set_rows`` overrides all this.
+    another says nothing. A forward of other tensors (converted ones, noise) belongs to the fetched batch that has not been
+    through a model yet; of several, to the one with the same number of rows. If the share is still ambiguous, the forward
+    raises ``DataError``. Batches may therefore be fetched ahead, gradients accumulate under ``no_sync()`` exactly as in one
+    process that calls ``backward`` for each global batch, and several models and loaders can take part in one loss.
+    ``set_rows`` overrides all this.
 
     Parameters that begin or cease to require gradients, or are replaced, are reduced accordingly from the next forward on. All
     ranks have to make the same change at the same step, or the job ends with ``RanksDifferError``.
