@@ -16,7 +16,7 @@ import numpy as np
 _BLOCK = 1024
 
 
-def apportion(weights: Sequence[float], rows: Sequence[int]) -> tuple[int, ...]:
+def rows_of_epoch(weights: Sequence[float], rows: Sequence[int]) -> tuple[int, ...]:
     """Return how many rows of each dataset an epoch has, in the proportions of ``weights``, which add up to 1.
 
     An epoch is as long as it can be without repeating a row: up to rounding, it has all ``rows`` of one dataset.

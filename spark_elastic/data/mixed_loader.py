@@ -15,7 +15,7 @@ from spark_elastic._integers import whole_number
 from spark_elastic._saved_names import saved_as
 from spark_elastic.data.engine_loader import EngineLoader
 from spark_elastic.data.loader import PositionedLoader
-from spark_elastic.data.mix import MixOrder, apportion
+from spark_elastic.data.mix import MixOrder, rows_of_epoch
 from spark_elastic.data.order import EpochOrder, OrderSpec
 from spark_elastic.data.plan import Step
 from spark_elastic.data.reader import Batch, BlockBuilder, ReadAhead, ReadyBatch
@@ -69,7 +69,7 @@ class WeightedSamplingLoader(PositionedLoader[Batch]):
         seed = whole_number("seed", seed, 0)
         if prefetch is not None:
             prefetch = whole_number("prefetch", prefetch, 1)
-        self._counts = _all_with_rows(apportion(weights, [loader.rows_total for loader in self._loaders]), weights)
+        self._counts = _all_with_rows(rows_of_epoch(weights, [loader.rows_total for loader in self._loaders]), weights)
         plan = self._loaders[0].tracker.plan
         spec = OrderSpec(seed, True, 1, 1, False)
         parts = repr([loader.identity for loader in self._loaders])
@@ -228,7 +228,9 @@ def _checked(loaders: Sequence[EngineLoader]) -> list[EngineLoader]:
         raise ValueError("loaders must be different objects; make one for each place in the mix")
     for place, loader in enumerate(found):
         if not isinstance(loader, EngineLoader):
-            raise ValueError(f"loaders[{place}] must be a ParquetLoader, not {type(loader).__name__}")
+            raise ValueError(
+                f"loaders[{place}] must be an EngineLoader, such as a ParquetLoader, not {type(loader).__name__}"
+            )
         if loader.tracker.plan != found[0].tracker.plan:
             raise ValueError(
                 f"loaders[{place}] has another batch size, shards=, balance= or drop_last= than loaders[0]: "

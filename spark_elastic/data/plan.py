@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from spark_elastic._integers import whole_number
-from spark_elastic.data.balance import apportion
+from spark_elastic.data.balance import apportion, even
 from spark_elastic.data.order import EpochOrder
 from spark_elastic.data.shards import Cut
 
@@ -119,13 +119,6 @@ class BatchPlan:
         return min(size, rows // 2)
 
 
-def rows_of_rank(rows: int, rank: int, sharers: int) -> tuple[int, int]:
-    """Return the part [start, stop) of a step's rows that a rank takes: contiguous, sizes differing by 1 at most."""
-    if rank >= sharers:
-        return rows, rows
-    return rank * rows // sharers, (rank + 1) * rows // sharers
-
-
 @dataclass(frozen=True, slots=True)
 class Step:
     """One global step: tickets [start, start + rows), and how many of them each rank has."""
@@ -148,8 +141,7 @@ def make_step(plan: BatchPlan, start: int, rows: int, size: int, shares: tuple[i
         if min(rank_rows) >= min(2, *shares):
             return Step(start, rows, rank_rows)
     sharers = plan.sharers(rows, size)
-    bounds = [rows_of_rank(rows, rank, sharers) for rank in range(size)]
-    return Step(start, rows, tuple(stop - begin for begin, stop in bounds))
+    return Step(start, rows, (*even(rows, sharers), *(size - sharers) * (0,)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ class Admission:
 
     failures: int = 0
     _opens_at: float = 0.0
-    _suspects: dict[tuple[str, ...], _Record] = field(default_factory=dict)
+    _suspects: dict[Place, _Record] = field(default_factory=dict)
 
     def failed(self, now: float, cost: float) -> float:
         """Note that newcomers have broken a world, which has cost the others ``cost`` seconds.
@@ -51,7 +51,7 @@ class Admission:
 
     def unconnected(self, place: Place, now: float, cost: float) -> float:
         """Note that nobody could connect to a newcomer of this place. Return for how long the place's newcomers are kept out."""
-        record = self._suspects.setdefault(place.failure_domain, _Record())
+        record = self._suspects.setdefault(place, _Record())
         record.failures += 1
         pause = _pause(record.failures - 1, cost)
         record.opens_at = now + pause
@@ -61,18 +61,18 @@ class Admission:
         """Note that a newcomer of this place has committed with the others. Called once for each worker."""
         self.failures = 0
         self._opens_at = 0.0
-        self._suspects.pop(place.failure_domain, None)
+        self._suspects.pop(place, None)
 
     def opens_at(self, place: Place) -> float:
         """The time from which newcomers of this place are let in."""
-        record = self._suspects.get(place.failure_domain)
+        record = self._suspects.get(place)
         return self._opens_at if record is None else max(self._opens_at, record.opens_at)
 
     def admit(self, newcomers: Iterable[Worker], now: float) -> list[Worker]:
         """Choose which newcomers are let in now: from all suspected places together, only one."""
         welcome = [newcomer for newcomer in newcomers if self.opens_at(newcomer.place) <= now]
-        suspects = [newcomer for newcomer in welcome if newcomer.place.failure_domain in self._suspects]
-        suspects.sort(key=lambda newcomer: (self._suspects[newcomer.place.failure_domain].failures, newcomer.worker))
+        suspects = [newcomer for newcomer in welcome if newcomer.place in self._suspects]
+        suspects.sort(key=lambda newcomer: (self._suspects[newcomer.place].failures, newcomer.worker))
         return [newcomer for newcomer in welcome if newcomer not in suspects[1:]]
 
 

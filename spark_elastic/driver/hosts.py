@@ -16,7 +16,11 @@ FAILURES_OF_A_BAD_HOST = 3
 
 
 class Place(NamedTuple):
-    """Where a worker runs, for the record of failures: Spark often restarts a task in the same place."""
+    """What fails as a unit: an executor. Spark often restarts a task in the same place, so records of failures go by places.
+
+    A wider unit, such as a rack, would need a record of its own in ``HostManager``: an outage there fails many workers at once,
+    which says nothing about each executor.
+    """
 
     machine: str
     # The process id of the executor's JVM on that machine.
@@ -26,15 +30,6 @@ class Place(NamedTuple):
     def of(cls, facts: HostFacts) -> Place:
         """Return the place that a host's task has described."""
         return cls(facts.name, facts.executor_pid)
-
-    @property
-    def failure_domain(self) -> tuple[str, ...]:
-        """What fails as a unit: the executor. ``HostManager`` and ``Admission`` keep a record for each such domain.
-
-        Failures, slowness and restarts are all judged per domain. A wider domain, such as a rack, would need a record of its
-        own in ``HostManager``: an outage there fails many workers at once, which says nothing about each executor.
-        """
-        return (self.machine, str(self.executor))
 
 
 @dataclass(slots=True)
@@ -88,9 +83,9 @@ class HostManager:
     """
 
     _hosts: dict[int, Host] = field(default_factory=dict)
-    _records: dict[tuple[str, ...], _Record] = field(default_factory=dict)
+    _records: dict[Place, _Record] = field(default_factory=dict)
     # Until when places get no worker because one was too slow there. Another worker's progress does not lift this.
-    _slow_until: dict[tuple[str, ...], float] = field(default_factory=dict)
+    _slow_until: dict[Place, float] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[Host]:
         return iter(list(self._hosts.values()))
@@ -116,7 +111,7 @@ class HostManager:
 
     def worker_failed(self, place: Place, started_at: float, now: float) -> bool:
         """Note that a worker of this place, started at ``started_at``, died. Return whether the place itself looks at fault."""
-        record = self._records.setdefault(place.failure_domain, _Record())
+        record = self._records.setdefault(place, _Record())
         if started_at >= record.failed_at:
             record.failures += 1
             record.failed_at = now
@@ -126,11 +121,11 @@ class HostManager:
 
     def worker_progressed(self, place: Place) -> None:
         """Note that a worker of this place takes part in a world that commits. Called once per world for every member."""
-        self._records.pop(place.failure_domain, None)
+        self._records.pop(place, None)
 
     def worker_too_slow(self, place: Place, until: float) -> None:
         """Start no worker in this place before ``until``, because one was too slow there."""
-        self._slow_until[place.failure_domain] = until
+        self._slow_until[place] = until
 
     def forgive_slow(self) -> None:
         """Let places where a worker was too slow have workers again: a slow worker is better than none."""
@@ -138,8 +133,8 @@ class HostManager:
 
     def ready_at(self, place: Place) -> float:
         """The time from which the place may get a worker again; 0 for a place without a record."""
-        record = self._records.get(place.failure_domain)
-        slow_until = self._slow_until.get(place.failure_domain, 0.0)
+        record = self._records.get(place)
+        slow_until = self._slow_until.get(place, 0.0)
         return slow_until if record is None else max(record.ready_at, slow_until)
 
     def startable(self, now: float) -> list[Host]:

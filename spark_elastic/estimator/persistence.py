@@ -32,8 +32,8 @@ from spark_elastic.estimator.saved_objects import (
     FACTS,
     FORMAT,
     SavedObjects,
-    check_format,
     load_objects,
+    take_files,
     versions,
     write_objects,
 )
@@ -123,7 +123,7 @@ class EstimatorReader(MLReader[P]):
         if found != own:
             raise ValueError(f"{path} holds a {found}, not a {own}; load it by that class")
         facts = metadata.get(FACTS, {})
-        written = check_format(path, facts)
+        written = take_files(path, facts)
         warnings.warn(f"loading {path} runs the code that is saved in it; load only what you trust", stacklevel=3)
         instance = self.cls()
         instance._resetUid(metadata["uid"])

@@ -12,7 +12,7 @@ import torch
 
 from spark_elastic.errors import CheckpointError, DamagedError
 from spark_elastic.estimator.files import ArrowFiles, Files
-from spark_elastic.estimator.saved_objects import FACTS, check_format, load_objects
+from spark_elastic.estimator.saved_objects import FACTS, load_objects, take_files
 
 
 def load_network(
@@ -32,7 +32,7 @@ def load_network(
             f"{url} holds a {metadata.get('class')}, not a model of spark_elastic.estimator; those of a saved pipeline are in "
             "its folder stages"
         )
-    written = check_format(url, metadata[FACTS])
+    written = take_files(url, metadata[FACTS])
     warnings.warn(f"loading {url} runs the code that is saved in it; load only what you trust", stacklevel=2)
     network = load_objects(files, url, written).get("model")
     if network is None:

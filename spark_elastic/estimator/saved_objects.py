@@ -46,7 +46,7 @@ def versions() -> dict[str, Json]:
     return {"spark_elastic": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
 
 
-def check_format(path: str, facts: dict[str, Any]) -> Mapping[str, object]:
+def take_files(path: str, facts: dict[str, Any]) -> Mapping[str, object]:
     """Remove format, versions and files from the facts, and return each file's length and checksum (none in the first format).
 
     Raises ``CheckpointError`` for a format of a later release.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -266,7 +265,7 @@ class ObjectState(State):
     def _receive(self, arrived: Snapshot, world: World) -> None:
         """Load the commit that has arrived."""
         if arrived.told is not None:
-            follow(find_objects(self._values(shared=True)), pickle.loads(arrived.told))
+            follow(find_objects(self._values(shared=True)), arrived.told)
         self._load_shared(arrived)
         if world.me.commit is None:
             self._own_as_newcomer(world)
@@ -367,8 +366,7 @@ class ObjectState(State):
                     f"state.{earlier} and state.{name} were one object when the job began, and are two now, of which a newcomer "
                     "could not make one: give both to the State above the elastic function"
                 )
-        structure = tell(objects, self._first_structure)
-        return None if structure is None else pickle.dumps(structure)
+        return tell(objects, self._first_structure)
 
     def _rebound(self, places: Places) -> list[str]:
         return [] if self._first_places is None else places.rebound(self._first_places)

@@ -92,10 +92,15 @@ class OverGloo:
             self._group.receive(tensor, source)
 
 
+# By the backends of the worlds that use them; all others use ``OverGloo``.
 TRANSPORTS: Mapping[str, Callable[[World, RepairPlan], Transport]] = {"gloo": OverGloo}
 
 
-def repair(world: World, snapshots: SnapshotPair, transport: str = "gloo") -> bool:
+def _transport(world: World, plan: RepairPlan) -> Transport:
+    return TRANSPORTS.get(world.backend, OverGloo)(world, plan)
+
+
+def repair(world: World, snapshots: SnapshotPair) -> bool:
     """Carry out the plan for this world. Return whether this rank has received a state, into ``snapshots.current``.
 
     Blocks only on the ranks that this one exchanges data with. Raises ``WorkerLostError`` when one of them is lost;
@@ -105,7 +110,7 @@ def repair(world: World, snapshots: SnapshotPair, transport: str = "gloo") -> bo
     if not plan.source:
         return False
     faults.reached(Point.REPAIR, rank=world.rank, generation=world.generation)
-    way = TRANSPORTS[transport](world, plan)
+    way = _transport(world, plan)
     receivers = [rank for rank, holder in plan.source.items() if holder == world.rank]
     with translated_errors(world):
         if world.rank in plan.source:
@@ -125,7 +130,7 @@ def hand_out(world: World, source: int, copy: Snapshot, name: str) -> bool:
     """
     others = [rank for rank in range(world.size) if rank != source]
     plan = RepairPlan(world.newest_commit, dict.fromkeys(others, source), is_broadcast=True)
-    way = OverGloo(world, plan)
+    way = _transport(world, plan)
     with translated_errors(world):
         if world.rank == source:
             _send(world, plan, way, copy, others, name)

@@ -28,6 +28,7 @@ from spark_elastic.worker.state.torchdata_position import read_forward
 
 if TYPE_CHECKING:
     from spark_elastic.worker.state.places import Places
+    from spark_elastic.worker.state.templates import Templates
 
 T = TypeVar("T")
 
@@ -63,16 +64,6 @@ class Found:
     tensors: list[torch.Tensor] = field(default_factory=list)
     constants: list[int] = field(default_factory=list)
     objects: list[Stateful] = field(default_factory=list)
-
-
-class Remembered(Protocol):
-    """Remembers from earlier commits what is kept of objects with a state dict; see ``templates.py``."""
-
-    def part_of(self, found: Found, take: Callable[[object], object], write: Callable[[], object]) -> object:
-        """Return the skeleton of the object that was found last, its tensors added; ``write`` makes one that is not known."""
-
-    def end(self, found: Found) -> None:
-        """Note that the commit has visited all objects."""
 
 
 class CannotCopyError(TypeError):
@@ -146,7 +137,7 @@ def as_state_dict(value: Stateful) -> StateDict:
     return StateDict(content)
 
 
-def flatten(tree: object, found: Found, keep: Keep = as_state_dict, remembered: Remembered | None = None) -> object:
+def flatten(tree: object, found: Found, keep: Keep = as_state_dict, remembered: Templates | None = None) -> object:
     """Copy a tree; its tensors are added to ``found`` uncopied, with a ``Leaf`` in their place.
 
     Objects with a state dict, wherever they are in the tree, are added to ``found``, too, and what ``keep`` returns for each is
@@ -386,7 +377,7 @@ class Snapshot:
         shared: Mapping[str, object],
         own: object,
         keep: Keep = as_state_dict,
-        remembered: Remembered | None = None,
+        remembered: Templates | None = None,
     ) -> None:
         """Copy a state in; a GPU may still be copying when this returns (see ``wait``).
 

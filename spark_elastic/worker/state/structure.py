@@ -36,7 +36,7 @@ Names = dict[int, list[str]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Modules:
+class _ModuleStructure:
     """The parts of a module."""
 
     # What is only compared: shapes and the like of parameters and buffers.
@@ -48,7 +48,7 @@ class _Modules:
 
     def replaced(self, first: object) -> list[str]:
         """Return the names of the parts that newcomers have, too, and that are of another class here."""
-        if not isinstance(first, _Modules):
+        if not isinstance(first, _ModuleStructure):
             return []
         return [name for name, kind in self.kinds.items() if first.kinds.get(name, kind) != kind]
 
@@ -63,10 +63,12 @@ def _parts(value: object, names: Names) -> object:
     if isinstance(value, torch.nn.Module):
         parameters = [(name, p.shape, p.dtype, p.requires_grad) for name, p in value.named_parameters()]
         buffers = [(name, buffer.shape, buffer.dtype) for name, buffer in value.named_buffers()]
-        parts = dict(_plain(value).named_modules())
+        parts = dict(_unwrapped(value).named_modules())
         kinds = {name: type(part).__qualname__ for name, part in parts.items()}
         torchs = {name: part for name, part in parts.items() if type(part).__module__.startswith("torch.")}
-        return _Modules((parameters, buffers), kinds, {name: _plain_attributes(part) for name, part in torchs.items()})
+        return _ModuleStructure(
+            (parameters, buffers), kinds, {name: _plain_attributes(part) for name, part in torchs.items()}
+        )
     if isinstance(value, torch.optim.Optimizer):
         return stepped_names(value, names)
     return None
@@ -97,7 +99,7 @@ def tell(objects: Objects, first: Structure) -> bytes | None:
     replaced = {
         place: others
         for place, (_, parts) in now.items()
-        if place in first and isinstance(parts, _Modules) and (others := parts.replaced(first[place][1]))
+        if place in first and isinstance(parts, _ModuleStructure) and (others := parts.replaced(first[place][1]))
     }
     attributes = {
         place: found
@@ -153,13 +155,13 @@ def follow(objects: Objects, told: bytes) -> None:
     for place, packed in modules.items():
         wrapped = objects[place]
         assert isinstance(wrapped, torch.nn.Module), place
-        root = _plain(wrapped)
+        root = _unwrapped(wrapped)
         device = next((tensor.device for tensor in [*root.parameters(), *root.buffers()]), torch.device("cpu"))
         _graft(root, cloudpickle.loads(packed), device)
     for place, parts in attributes.items():
         model = objects[place]
         assert isinstance(model, torch.nn.Module), place
-        named = dict(_plain(model).named_modules())
+        named = dict(_unwrapped(model).named_modules())
         for name, values in parts.items():
             vars(named[name]).update(values)  # type: ignore[attr-defined]
     parameters = dict(_named(objects))
@@ -243,11 +245,11 @@ def _differ(present: Mapping[str, object], was: Mapping[str, object]) -> bool:
 
 
 def _kind(value: object) -> str:
-    kind = type(_plain(value)) if isinstance(value, torch.nn.Module) else type(value)
+    kind = type(_unwrapped(value)) if isinstance(value, torch.nn.Module) else type(value)
     return kind.__qualname__
 
 
-def _plain(module: torch.nn.Module) -> torch.nn.Module:
+def _unwrapped(module: torch.nn.Module) -> torch.nn.Module:
     """Return the user's module inside its wrappers, which each worker makes for itself."""
     from spark_elastic.worker.ddp import DistributedDataParallel
 
@@ -270,13 +272,13 @@ def _named(objects: Objects) -> list[tuple[str, torch.Tensor]]:
 
 
 def _comparable(described: tuple[str, object] | None) -> object:
-    if described is not None and isinstance(described[1], _Modules):
+    if described is not None and isinstance(described[1], _ModuleStructure):
         return described[0], described[1].tensors
     return described
 
 
 def _parts_named(module: torch.nn.Module, names: Sequence[str]) -> list[torch.nn.Module]:
-    parts = dict(_plain(module).named_modules())
+    parts = dict(_unwrapped(module).named_modules())
     return [parts[name] for name in names]
 
 
@@ -294,7 +296,7 @@ def _plain_attributes(part: torch.nn.Module) -> dict[str, object]:
 
 def _changed_attributes(first: object, now: object) -> dict[str, dict[str, object]]:
     """Return the attributes of parts that have other values now, by the names of the parts."""
-    if not isinstance(first, _Modules) or not isinstance(now, _Modules):
+    if not isinstance(first, _ModuleStructure) or not isinstance(now, _ModuleStructure):
         return {}
     found = {
         part: {name: value for name, value in values.items() if name in before and before[name] != value}
@@ -306,10 +308,10 @@ def _changed_attributes(first: object, now: object) -> dict[str, dict[str, objec
 
 def _hollow(module: torch.nn.Module, first: object) -> torch.nn.Module:
     """Copy the user's module with tensors that have shapes and no data, and with the hooks of parts that newcomers lack."""
-    plain = _plain(module)
+    plain = _unwrapped(module)
     known: dict[int, object] = {}
     for name, part in plain.named_modules():
-        if isinstance(first, _Modules) and first.kinds.get(name) == type(part).__qualname__:
+        if isinstance(first, _ModuleStructure) and first.kinds.get(name) == type(part).__qualname__:
             hooks = (value for key, value in vars(part).items() if "_hooks" in key and isinstance(value, dict))
             known.update((id(value), OrderedDict()) for value in hooks)
     for parameter in plain.parameters():
@@ -330,7 +332,7 @@ def _graft(live: torch.nn.Module, told: torch.nn.Module, device: torch.device) -
         elif mine is None or type(mine).__qualname__ != type(child).__qualname__:
             children[name] = child.to_empty(device=device) if _has_tensors(child) else child
         else:
-            _graft(_plain(mine), _plain(child), device)
+            _graft(_unwrapped(mine), _unwrapped(child), device)
             children[name] = mine
     live._modules.clear()
     live._modules.update(children)

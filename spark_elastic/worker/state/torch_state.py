@@ -28,6 +28,7 @@ from spark_elastic.worker.state.generators import Generators
 from spark_elastic.worker.state.keepers import Keeper, keeper_maker
 from spark_elastic.worker.state.objects import ObjectState
 from spark_elastic.worker.state.snapshot import find_objects, find_trained_tensors, has_state_dict
+from spark_elastic.worker.state.structure import names_of_parameters
 from spark_elastic.worker.world import World
 from spark_elastic.worker.zero import ZeroRedundancyOptimizer, find_divisible
 
@@ -195,12 +196,8 @@ class TorchState(ObjectState):
 
     def _parameter_names(self) -> dict[int, str]:
         """Return the names of the parameters of the State's modules, by the parameters' ids."""
-        names: dict[int, str] = {}
-        for place, value in find_objects(self._values(shared=True)).items():
-            if isinstance(value, torch.nn.Module):
-                for name, parameter in value.named_parameters():
-                    names.setdefault(id(parameter), f"state.{place}.{name}")
-        return names
+        names = names_of_parameters(find_objects(self._values(shared=True)))
+        return {number: f"state.{found[0]}" for number, found in names.items()}
 
     def _enter_world(self, rank: int, size: int) -> None:
         super()._enter_world(rank, size)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_elastic.data.mix import MixOrder, apportion
+from spark_elastic.data.mix import MixOrder, rows_of_epoch
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from spark_elastic.data.mix import MixOrder, apportion
 def test_an_epoch_has_all_rows_of_one_dataset_and_the_others_in_proportion(
     weights: list[float], rows: list[int], counts: tuple[int, ...]
 ) -> None:
-    assert apportion(weights, rows) == counts
+    assert rows_of_epoch(weights, rows) == counts
 
 
 @settings(max_examples=200, derandomize=True, deadline=None)
@@ -29,7 +29,7 @@ def test_an_epoch_has_all_rows_of_one_dataset_and_the_others_in_proportion(
 def test_no_row_comes_twice_and_the_proportions_are_met(parts: list[tuple[float, int]]) -> None:
     rows = [count for _, count in parts]
     weights = [weight / sum(weight for weight, _ in parts) for weight, _ in parts]
-    counts = apportion(weights, rows)
+    counts = rows_of_epoch(weights, rows)
     assert all(count <= row for count, row in zip(counts, rows, strict=True))
     assert all(abs(count - weight * sum(counts)) <= 1 for count, weight in zip(counts, weights, strict=True))
     assert any(count >= row - 2 / weight for count, row, weight in zip(counts, rows, weights, strict=True))

@@ -244,7 +244,7 @@ def test_columns_that_are_not_alike_are_an_error(urls: list[Path], tmp_path: Pat
         ),
         (
             lambda urls: WeightedSamplingLoader([ParquetLoader(urls[0], 8), ElasticDataLoader(range(9), 8)], [1, 1]),
-            "loaders[1] must be a ParquetLoader, not ElasticDataLoader",
+            "loaders[1] must be an EngineLoader, such as a ParquetLoader, not ElasticDataLoader",
         ),
         (
             lambda urls: WeightedSamplingLoader([ParquetLoader(url, 8) for url in urls], [1, 1, 1], prefetch=0),

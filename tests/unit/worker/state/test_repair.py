@@ -77,6 +77,7 @@ class EndingStore:
 def world_of(rank: int, held: list[CommitId | None]) -> Any:
     members = tuple(Member(number, number, 0, 1, 0, 1, commit) for number, commit in enumerate(held))
     return SimpleNamespace(
+        backend="gloo",
         rank=rank,
         generation=2,
         members=members,
