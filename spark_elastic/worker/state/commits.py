@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from spark_elastic.checkpoint.parts import file_of
 from spark_elastic.data.deliveries import deliveries
 from spark_elastic.data.loader import Accountable, Balanced, Countable, has_part
 from spark_elastic.data.tracker import Report
@@ -26,15 +25,13 @@ from spark_elastic.worker.checks.plain_values import PlainValues
 from spark_elastic.worker.checks.same_inputs import same_inputs
 from spark_elastic.worker.job import Job, current_job, present_world
 from spark_elastic.worker.shards.loops import loops
+from spark_elastic.worker.state.durable import Durable
 from spark_elastic.worker.state.entered import ONE_STATE, check_is_entered
 from spark_elastic.worker.state.exchanged import Exchanged
 from spark_elastic.worker.state.pace import Pace
-from spark_elastic.worker.state.part_meeting import StoreMeeting
-from spark_elastic.worker.state.scores import Scores
 from spark_elastic.worker.world import World
 
 if TYPE_CHECKING:
-    from spark_elastic.checkpoint.writer import CheckpointWriter
     from spark_elastic.worker.state.base import State
     from spark_elastic.worker.state.keepers.keeper import Keeper
 
@@ -72,14 +69,7 @@ class Commits:
         self._comparison: Comparison | None = None
         self._plain = PlainValues()
         self._pace: Pace | None = None
-        # Whether all ranks are to write their parts of the next commit to a durable checkpoint, whether rank 0 has asked for
-        # that, and how many such checkpoints they have begun in this generation.
-        self._writes_part = False
-        self._has_asked = False
-        self._parts = 0
-        self._scores = Scores()
-        # The last commit for which a value was reported, and the value.
-        self._scored: tuple[CommitId, float] | None = None
+        self._durable = Durable(self)
         self._known_loader: tuple[object, Accountable | None, Balanced | None] = (None, None, None)
 
     # ------------------------------------------------------------------ a commit, from its beginning to its end
@@ -106,7 +96,7 @@ class Commits:
         faults.reached(Point.RECORDED, **where)
         job.reporter.committed(self.steps, _progress_of(state, world))
         if job.checkpoints is not None:
-            self._keep_durably(state, job.checkpoints, world, durable)
+            self._durable.committed(state, job.checkpoints, world, durable)
         if self._exchange(state, job, world, has_met):
             self._interrupt()
         faults.reached(Point.COMMITTED, **where)
@@ -114,85 +104,15 @@ class Commits:
         for model in job.models:
             model.forget_rows()
 
-    def _keep_durably(self, state: State, checkpoints: CheckpointWriter, world: World, durable: bool) -> None:
-        """Begin to write the last commit to a durable checkpoint, if one is due."""
-        if durable and world.rank == 0:
-            checkpoints.ask()
-        if self._writes_part:
-            self._writes_part = self._has_asked = False
-            self._parts += 1
-            meeting = StoreMeeting(world.store, f"part {self._parts}", world.rank, world.size)
-            self._write_part(state, checkpoints, world, meeting)
-        value = self._scores.committed(_optimizer_steps(state))
-        if value is not None:
-            self._score(state, checkpoints, world, value)
-        if world.rank == 0 and not self._is_in_parts and checkpoints.is_due():
-            self.settle()
-            checkpoints.begin(CommitId(world.generation, self.index), state._lend())
-
-    @property
-    def _is_in_parts(self) -> bool:
-        """Whether all ranks write durable checkpoints together."""
-        return self.keeper is not None and self.keeper.is_in_parts
-
-    def _write_part(self, state: State, checkpoints: CheckpointWriter, world: World, meeting: StoreMeeting) -> None:
-        """Begin to write this rank's part of the last commit. All other ranks write theirs."""
-        assert self.keeper is not None
-        self.settle()
-        part = self.keeper.part(world, state._shared_values())
-        checkpoints.begin_part(CommitId(world.generation, self.index), part, meeting)
-
-    def _finish_in_parts(self, state: State, checkpoints: CheckpointWriter, world: World) -> None:
-        """Make all ranks write their parts of the last commit, if it is not durable yet.
-
-        Only rank 0 knows whether it is durable. The other ranks ask on the writing thread and vote meanwhile, so the driver
-        knows that they have returned. Rank 0 votes once all parts have arrived, or none has for a long time: see
-        ``CheckpointWriter.complete``.
-        """
-        checkpoints.wait(world.is_broken)
-        checkpoints.expect_last_part(world.rank, self.steps)
-        meeting = StoreMeeting(world.store, "the last part", world.rank, world.size, asks=True)
-        if world.rank != 0:
-            try:
-                self._write_part(state, checkpoints, world, meeting)
-            except SparkElasticError as error:
-                checkpoints.leave_out(file_of(world.rank, world.size), error, meeting)
-            return
-        is_wanted = checkpoints.lacks(self.steps)
-        meeting.wish(is_wanted)
-        if is_wanted:
-            self._write_part(state, checkpoints, world, meeting)
-            checkpoints.wait(world.is_broken)
+    def last_of(self, world: World) -> CommitId:
+        """The name of the last commit."""
+        return CommitId(world.generation, self.index)
 
     def reported(self, state: State, metrics: Mapping[str, Any]) -> None:
-        """Look for the metric of ``run(checkpoint_best=)`` among the user's reported metrics."""
+        """Look among the user's reported metrics for the one by which checkpoints are kept."""
         job, world = current_job(), present_world()
-        if job is None or world is None or job.checkpoints is None or job.state is not state:
-            return
-        metric = job.checkpoints.metric
-        if metric is None or metric.name not in metrics:
-            return
-        value = metrics[metric.name]
-        if isinstance(value, str):
-            raise TypeError(f"report({metric.name}=…) has to be a number, because of checkpoint_best={metric.name!r}")
-        if self._scores.reported(float(value), _optimizer_steps(state)):
-            self._score(state, job.checkpoints, world, float(value))
-
-    def _score(self, state: State, checkpoints: CheckpointWriter, world: World, value: float) -> None:
-        """Give the last commit its score, on rank 0. The others remember it, in case rank 0 is lost before it has done so."""
-        commit = CommitId(world.generation, self.index)
-        self._scored = commit, value
-        if world.rank == 0:
-            self.settle()
-            checkpoints.score(commit, value, state._lend(), world.is_broken)
-
-    def _score_again(self, state: State, checkpoints: CheckpointWriter, world: World) -> None:
-        """Score the commit from which this generation continues, in case the previous rank 0 did not write its score."""
-        if world.rank != 0 or self._scored is None:
-            return
-        commit, value = self._scored
-        if commit == world.newest_commit and not checkpoints.has_score(commit):
-            self._score(state, checkpoints, world, value)
+        if job is not None and world is not None and job.state is state:
+            self._durable.reported(state, job, world, metrics)
 
     def record(self, save: Callable[[], None], has_met: bool = False) -> None:
         """Make the next commit by calling ``save``. ``has_met``: a reduction over all ranks has preceded it.
@@ -248,7 +168,7 @@ class Commits:
                 raise WorkerLostError(f"generation {world.generation} was aborted ahead of its last commit's copy")
             self.keeper.settle()
         if job is not None and world is not None:
-            job.control.commit = CommitId(world.generation, self.index)
+            job.control.commit = self.last_of(world)
             if self.keeper is not None:
                 self.keeper.committed(job.control.commit)
 
@@ -287,7 +207,7 @@ class Commits:
         self._pace.count()
         if self._is_interrupted:
             return True
-        commit = CommitId(world.generation, self.index)
+        commit = self.last_of(world)
         compares = is_commit and self._comparison.wants(commit)
         if not has_met or self._pace.is_due() or compares:
             loader, balancing = self._parts_of_loader(state)
@@ -301,19 +221,12 @@ class Commits:
                 next_after=self._pace.begin(getattr(loader, "steps_left", 0)),
                 # A host that runs ahead of its device cannot measure the device's step time.
                 measured=0 if balancing is None or world.group.runs_ahead else balancing.measured(),
-                writes_part=self._asks_for_parts(job, world),
+                writes_part=self._durable.asks_for_parts(job, world),
                 plain_values=self._plain.report(self.index, state._compared_values()) if compares else 0,
                 loader=Report() if loader is None else loader.report(),
             )
             world.start_exchange(mine.packed())
         return False
-
-    def _asks_for_parts(self, job: Job, world: World) -> bool:
-        """Whether this is rank 0, and a durable checkpoint is due in which all ranks have to take part."""
-        if self._has_asked or not self._is_in_parts or world.rank != 0 or job.checkpoints is None:
-            return False
-        self._has_asked = job.checkpoints.is_due()
-        return self._has_asked
 
     def _read(self, state: State, world: World) -> None:
         """Wait for the pending control collective, if there is one, and evaluate what all ranks have told in it."""
@@ -333,7 +246,8 @@ class Commits:
         if balancing is not None:
             self._balance(balancing, [each.measured for each in everybody], world)
         self._is_interrupted = any(each.is_interrupted for each in everybody)
-        self._writes_part = self._writes_part or bool(everybody[0].writes_part)
+        if everybody[0].writes_part:
+            self._durable.was_asked()
         assert self._comparison is not None
         assert self._pace is not None
         self._pace.agree(everybody[0].next_after)
@@ -403,9 +317,8 @@ class Commits:
 
     def enter(self, state: State, job: Job, world: World) -> None:
         """Begin a generation, whose commits are made by this state."""
-        self._is_interrupted = self._writes_part = self._has_asked = self._is_sealed = False
-        self._parts = 0
-        self._scores = Scores()
+        self._is_interrupted = self._is_sealed = False
+        self._durable.enter()
         job.state = state
         world.can_restore_if(self.can_restore)
         if job.checkpoints is not None and self.keeper is None:
@@ -428,7 +341,7 @@ class Commits:
             self.keeper.release_live()
         self._is_sealed = True
         if job.checkpoints is not None:
-            self._score_again(state, job.checkpoints, world)
+            self._durable.score_again(state, job.checkpoints, world)
         job.reporter.entered(self.steps, _progress_of(state, world), world.size)
 
     def leave(self, state: State, world: World) -> None:
@@ -447,18 +360,10 @@ class Commits:
         assert job is not None
         job.reporter.finished(self.steps, _progress_of(state, world))
         if job.checkpoints is not None:
-            if self._is_in_parts:
-                self._finish_in_parts(state, job.checkpoints, world)
-            elif world.rank == 0:
-                job.checkpoints.finish(CommitId(world.generation, self.index), state._lend(), world.is_broken)
+            self._durable.finish(state, job.checkpoints, world)
         if state._checks is not None:
             state._checks.before_return()
             state._checks.end()
-
-
-def _optimizer_steps(state: State) -> int:
-    """How often optimizers have stepped in this generation; 0 for a state that does not watch them."""
-    return 0 if state._checks is None else state._checks.steps
 
 
 def _check_step(state: State) -> None:

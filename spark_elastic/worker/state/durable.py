@@ -1,0 +1,140 @@
+"""Durable: which commits of a state are written to durable checkpoints, by which ranks, and with which score."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from spark_elastic.checkpoint.parts import file_of
+from spark_elastic.errors import SparkElasticError
+from spark_elastic.protocol.messages import CommitId
+from spark_elastic.worker.job import Job
+from spark_elastic.worker.state.part_meeting import StoreMeeting
+from spark_elastic.worker.state.scores import Scores
+from spark_elastic.worker.world import World
+
+if TYPE_CHECKING:
+    from spark_elastic.checkpoint.writer import CheckpointWriter
+    from spark_elastic.worker.state.base import State
+    from spark_elastic.worker.state.commits import Commits
+
+
+class Durable:
+    """The durable checkpoints of one state. Used by the user's thread.
+
+    Rank 0 writes them, from what the keeper lends, or all ranks do, if the keeper has each rank's part alone. Then rank 0 asks
+    for the parts in the exchange of a commit, and all ranks write those of the commit after it.
+    """
+
+    def __init__(self, commits: Commits) -> None:
+        self._commits = commits
+        # The last commit for which a value was reported, and the value.
+        self._scored: tuple[CommitId, float] | None = None
+        self.enter()
+
+    def enter(self) -> None:
+        """Begin a generation."""
+        # Whether all ranks are to write their parts of the next commit, whether rank 0 has asked for that, and how many such
+        # checkpoints they have begun in this generation.
+        self._writes_part = self._has_asked = False
+        self._parts = 0
+        self._scores = Scores()
+
+    @property
+    def _is_in_parts(self) -> bool:
+        """Whether all ranks write durable checkpoints together."""
+        keeper = self._commits.keeper
+        return keeper is not None and keeper.is_in_parts
+
+    def committed(self, state: State, checkpoints: CheckpointWriter, world: World, durable: bool) -> None:
+        """Begin to write the last commit to a durable checkpoint, if one is due. ``durable``: the user's code asks for it."""
+        if durable and world.rank == 0:
+            checkpoints.ask()
+        if self._writes_part:
+            self._writes_part = self._has_asked = False
+            self._parts += 1
+            meeting = StoreMeeting(world.store, f"part {self._parts}", world.rank, world.size)
+            self._write_part(state, checkpoints, world, meeting)
+        value = self._scores.committed(_optimizer_steps(state))
+        if value is not None:
+            self._score(state, checkpoints, world, value)
+        if world.rank == 0 and not self._is_in_parts and checkpoints.is_due():
+            self._commits.settle()
+            checkpoints.begin(self._commits.last_of(world), state._lend())
+
+    def asks_for_parts(self, job: Job, world: World) -> bool:
+        """Whether this is rank 0, and a durable checkpoint is due in which all ranks have to take part."""
+        if self._has_asked or not self._is_in_parts or world.rank != 0 or job.checkpoints is None:
+            return False
+        self._has_asked = job.checkpoints.is_due()
+        return self._has_asked
+
+    def was_asked(self) -> None:
+        """Note that rank 0 has asked all ranks for their parts of the next commit."""
+        self._writes_part = True
+
+    def reported(self, state: State, job: Job, world: World, metrics: Mapping[str, Any]) -> None:
+        """Look for the metric of ``run(checkpoint_best=)`` among the user's reported metrics."""
+        metric = None if job.checkpoints is None else job.checkpoints.metric
+        if job.checkpoints is None or metric is None or metric.name not in metrics:
+            return
+        value = metrics[metric.name]
+        if isinstance(value, str):
+            raise TypeError(f"report({metric.name}=…) has to be a number, because of checkpoint_best={metric.name!r}")
+        if self._scores.reported(float(value), _optimizer_steps(state)):
+            self._score(state, job.checkpoints, world, float(value))
+
+    def score_again(self, state: State, checkpoints: CheckpointWriter, world: World) -> None:
+        """Score the commit from which this generation continues, in case the previous rank 0 did not write its score."""
+        if world.rank != 0 or self._scored is None:
+            return
+        commit, value = self._scored
+        if commit == world.newest_commit and not checkpoints.has_score(commit):
+            self._score(state, checkpoints, world, value)
+
+    def finish(self, state: State, checkpoints: CheckpointWriter, world: World) -> None:
+        """Make the last commit of the job durable.
+
+        If all ranks write, only rank 0 knows whether the commit is durable already. The other ranks ask on the writing thread and
+        vote meanwhile, so the driver knows that they have returned. Rank 0 votes once all parts have arrived, or none has for a
+        long time: see ``CheckpointWriter.complete``.
+        """
+        if not self._is_in_parts:
+            if world.rank == 0:
+                checkpoints.finish(self._commits.last_of(world), state._lend(), world.is_broken)
+            return
+        checkpoints.wait(world.is_broken)
+        checkpoints.expect_last_part(world.rank, self._commits.steps)
+        meeting = StoreMeeting(world.store, "the last part", world.rank, world.size, asks=True)
+        if world.rank != 0:
+            try:
+                self._write_part(state, checkpoints, world, meeting)
+            except SparkElasticError as error:
+                checkpoints.leave_out(file_of(world.rank, world.size), error, meeting)
+            return
+        is_wanted = checkpoints.lacks(self._commits.steps)
+        meeting.wish(is_wanted)
+        if is_wanted:
+            self._write_part(state, checkpoints, world, meeting)
+            checkpoints.wait(world.is_broken)
+
+    def _write_part(self, state: State, checkpoints: CheckpointWriter, world: World, meeting: StoreMeeting) -> None:
+        """Begin to write this rank's part of the last commit. All other ranks write theirs."""
+        keeper = self._commits.keeper
+        assert keeper is not None
+        self._commits.settle()
+        part = keeper.part(world, state._shared_values())
+        checkpoints.begin_part(self._commits.last_of(world), part, meeting)
+
+    def _score(self, state: State, checkpoints: CheckpointWriter, world: World, value: float) -> None:
+        """Give the last commit its score, on rank 0. The others remember it, in case rank 0 is lost before it has done so."""
+        commit = self._commits.last_of(world)
+        self._scored = commit, value
+        if world.rank == 0:
+            self._commits.settle()
+            checkpoints.score(commit, value, state._lend(), world.is_broken)
+
+
+def _optimizer_steps(state: State) -> int:
+    """How often optimizers have stepped in this generation; 0 for a state that does not watch them."""
+    return 0 if state._checks is None else state._checks.steps
