@@ -49,6 +49,7 @@ class Loading:
     def __init__(
         self,
         places: Places | None = None,
+        *,
         is_own: bool = False,
         rebound: Collection[str] = (),
         same: Mapping[str, str] | None = None,

@@ -450,10 +450,10 @@ class ObjectState(State):
         self, values: Mapping[str, object], rebound: Collection[str] = (), same: Mapping[str, str] | None = None
     ) -> None:
         """Set the attributes to values that were not copied here, in the objects with which the job began; see ``Loading``."""
-        for name, value in Loading(self._first_places, False, rebound, same).load(vars(self), values):
+        for name, value in Loading(self._first_places, rebound=rebound, same=same).load(vars(self), values):
             setattr(self, name, value)
 
     def _load_back(self, values: Mapping[str, object], places: Places) -> None:
         """Set the attributes to values that were copied here, in the objects of which they are copies."""
-        for name, value in Loading(places, True, same=places.same).load(vars(self), values):
+        for name, value in Loading(places, is_own=True, same=places.same).load(vars(self), values):
             setattr(self, name, value)

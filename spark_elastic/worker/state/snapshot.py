@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, TypeVar
 
 import torch
 
-from spark_elastic.checkpoint.skeleton import PLAIN, Leaf, StateDict, TensorSpec, is_plain, map_tree
+from spark_elastic.checkpoint.skeleton import PLAIN, Leaf, StateDict, TensorSpec, has_plain_keys, map_tree
 from spark_elastic.data.loader import PositionedLoader
 from spark_elastic.worker.checks.unsupported import check_functions, check_supported, why_unsupported
 from spark_elastic.worker.state.pending_copy import PendingCopy, pending_copy
@@ -115,7 +115,7 @@ def leaves(tree: Mapping[str, object]) -> Iterator[tuple[str, object]]:
 
     def look(value: Any, name: str) -> Iterator[tuple[str, object]]:
         kind: object = type(value)
-        if kind in (dict, OrderedDict) and all(map(is_plain, value)):
+        if kind in (dict, OrderedDict) and has_plain_keys(value):
             for key, entry in value.items():
                 yield from look(entry, f"{name}[{key!r}]")
         elif kind in (list, tuple):

@@ -56,7 +56,7 @@ class Packed(KeptPart):
 
     def load_into(self, target: Any) -> None:
         live = {"it": target}
-        dict(Loading(Places(live), True).load(live, {"it": self.unpacked()}))
+        dict(Loading(Places(live), is_own=True).load(live, {"it": self.unpacked()}))
 
 
 class Compressed(PartlyCopied):
