@@ -88,20 +88,37 @@ def template_of(value: Stateful, written: object, tensors: Sequence[torch.Tensor
     return None
 
 
-class ModuleTemplate(Template):
-    """The template of a module. It holds as long as parts, tensors and switches are the same."""
+class OfModule(Template):
+    """A template of a module, which holds as long as parts, tensors and switches are the same."""
+
+    def __init__(self, module: nn.Module, start: int) -> None:
+        super().__init__(start)
+        self._parts, self._parameters = list(module.modules()), list(module.parameters())
+        self._registered = Registered(register for part in self._parts for register in registers(part))
+        self._known = self._look()
+
+    def _is_current(self) -> bool:
+        return self._registered.is_current() and self._look() == self._known
+
+    def _look(self) -> tuple[Sequence[object], ...]:
+        return (
+            self._registered.names,
+            [part.training for part in self._parts],
+            [parameter.requires_grad for parameter in self._parameters],
+        )
+
+
+class ModuleTemplate(OfModule):
+    """The template of a module's state dict."""
 
     def __init__(self, module: nn.Module, skeleton: StateDict, start: int) -> None:
-        super().__init__(start)
+        parts = list(module.modules())
+        self._hooks = [hooks for part in parts for hooks in (part._state_dict_hooks, part._state_dict_pre_hooks)]
+        self._left_out = [part._non_persistent_buffers_set for part in parts]
+        super().__init__(module, start)
         self._skeleton = skeleton
         named = _named_tensors(module)
         self._tensors = [named[name] for name in skeleton.content]
-        self._parts = list(module.modules())
-        self._hooks = [hooks for part in self._parts for hooks in (part._state_dict_hooks, part._state_dict_pre_hooks)]
-        self._left_out = [part._non_persistent_buffers_set for part in self._parts]
-        self._registered = Registered(register for part in self._parts for register in registers(part))
-        self._parameters = list(module.parameters())
-        self._known = self._look()
 
     @staticmethod
     def fits(module: nn.Module, written: StateDict, tensors: Sequence[torch.Tensor]) -> bool:
@@ -126,15 +143,10 @@ class ModuleTemplate(Template):
         )
 
     def _is_current(self) -> bool:
-        return not any(self._hooks) and self._registered.is_current() and self._look() == self._known
+        return not any(self._hooks) and super()._is_current()
 
     def _look(self) -> tuple[Sequence[object], ...]:
-        return (
-            self._registered.names,
-            list(map(len, self._left_out)),
-            [part.training for part in self._parts],
-            [parameter.requires_grad for parameter in self._parameters],
-        )
+        return *super()._look(), list(map(len, self._left_out))
 
     def _fill(self, tensors: list[torch.Tensor], take: Take) -> StateDict:
         tensors += self._tensors

@@ -18,12 +18,12 @@ from torch.utils.hooks import RemovableHandle
 from spark_elastic.checkpoint.skeleton import PLAIN, StateDict
 from spark_elastic.errors import HostsUpdatedInterrupt, SparkElasticError, WorkerLostError
 from spark_elastic.worker.job import current_job, present_world
-from spark_elastic.worker.module_registers import Registered, registers, same_objects, stepped
+from spark_elastic.worker.module_registers import same_objects, stepped
 from spark_elastic.worker.state.keepers.copies import PartlyCopied
 from spark_elastic.worker.state.pending_copy import PendingCopy
 from spark_elastic.worker.state.snapshot import KeptPart, Snapshot, Stateful, find_objects
 from spark_elastic.worker.state.switches import switch, switches_of
-from spark_elastic.worker.state.templates import Take, Template, template_of
+from spark_elastic.worker.state.templates import OfModule, Take, Template, template_of
 
 
 class InPlace(PartlyCopied):
@@ -147,26 +147,13 @@ def small_part(value: torch.nn.Module | torch.optim.Optimizer) -> SmallPart:
     return SmallPart(_settings(value))
 
 
-class SmallModule(Template):
-    """The template of a module's small part: only the buffers are copied, as long as parts and switches are the same."""
+class SmallModule(OfModule):
+    """The template of a module's small part, of which only the buffers are copied."""
 
     def __init__(self, module: torch.nn.Module, part: SmallPart, start: int) -> None:
-        super().__init__(start)
+        super().__init__(module, start)
         self._switches = part.content[0]
-        self._registered = Registered(register for part in module.modules() for register in registers(part))
-        self._parts, self._parameters = list(module.modules()), list(module.parameters())
         self._buffers = list(module.buffers())
-        self._known = self._look()
-
-    def _is_current(self) -> bool:
-        return self._registered.is_current() and self._look() == self._known
-
-    def _look(self) -> tuple[list[str], list[bool], list[bool]]:
-        return (
-            self._registered.names,
-            [part.training for part in self._parts],
-            [parameter.requires_grad for parameter in self._parameters],
-        )
 
     def _fill(self, tensors: list[torch.Tensor], take: Take) -> SmallPart:
         return SmallPart([self._switches, *(buffer.detach().clone() for buffer in self._buffers)])
