@@ -13,7 +13,7 @@ import copy
 import itertools
 import pickle
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,11 +77,16 @@ def _parts(value: object, names: Names) -> object:
 def names_of_parameters(objects: Objects) -> Names:
     """Return all names of the parameters of the modules among objects, the names of their places first, by their ids."""
     names: Names = {}
+    for name, parameter in _named_parameters(objects):
+        names.setdefault(id(parameter), []).append(name)
+    return names
+
+
+def _named_parameters(objects: Objects) -> Iterator[tuple[str, torch.nn.Parameter]]:
     for place, value in objects.items():
         if isinstance(value, torch.nn.Module):
             for name, parameter in value.named_parameters(remove_duplicate=False):
-                names.setdefault(id(parameter), []).append(f"{place}.{name}")
-    return names
+                yield f"{place}.{name}", parameter
 
 
 def stepped_names(optimizer: torch.optim.Optimizer, names: Names) -> Groups:
@@ -164,7 +169,7 @@ def follow(objects: Objects, told: bytes) -> None:
         named = dict(_unwrapped(model).named_modules())
         for name, values in parts.items():
             vars(named[name]).update(values)  # type: ignore[attr-defined]
-    parameters = dict(_named(objects))
+    parameters = dict(_named_parameters(objects))
     for place, groups in optimizers.items():
         optimizer = objects[place]
         assert isinstance(optimizer, torch.optim.Optimizer), place
@@ -260,15 +265,6 @@ def _unwrapped(module: torch.nn.Module) -> torch.nn.Module:
             module = getattr(module, COMPILED)
         else:
             return module
-
-
-def _named(objects: Objects) -> list[tuple[str, torch.Tensor]]:
-    return [
-        (f"{place}.{name}", parameter)
-        for place, value in objects.items()
-        if isinstance(value, torch.nn.Module)
-        for name, parameter in value.named_parameters()
-    ]
 
 
 def _comparable(described: tuple[str, object] | None) -> object:
