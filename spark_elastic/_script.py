@@ -69,35 +69,38 @@ def _defined_here(name: str, bases: tuple[type, ...], described: str) -> type | 
 
 def _described(kind: type) -> str:
     """Describe a class by its plain attributes, its members if it is an enumeration, and the code of its methods."""
-    parts = [kind.__module__]
+    parts: list[object] = [kind.__module__]
+    # By their ids, what is said of functions that have been met.
+    known: dict[int, object] = {}
     if issubclass(kind, enum.Enum):
-        parts += [repr((name, _plain(member.value))) for name, member in kind.__members__.items()]
+        parts += [(name, _plain(member.value, known)) for name, member in kind.__members__.items()]
     for name, value in sorted(vars(kind).items()):
         function = getattr(value, "__func__", getattr(value, "fget", value))
         # Python adds other names of this kind when it pickles an instance.
         if isinstance(function, types.FunctionType) or not name.startswith("__") or name == "__slots__":
-            parts.append(repr((name, _plain(function))))
-    return hashlib.sha256("".join(parts).encode()).hexdigest()
+            parts.append((name, _plain(function, known)))
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
-def _plain(value: object, within: tuple[object, ...] = ()) -> object:
-    """Return what of a value is the same in every process. ``within``: the functions in whose closures it is."""
-    inside = functools.partial(_plain, within=within)
+def _plain(value: object, known: dict[int, object]) -> object:
+    """Return what of a value is the same in every process. A function that is met again is told by a number."""
     if isinstance(value, types.CellType):
         try:
-            return inside(value.cell_contents)
+            return _plain(value.cell_contents, known)
         except ValueError:  # it has no value yet
             return "empty"
     if isinstance(value, (tuple, list)):
-        return tuple(map(inside, value))
+        return tuple(_plain(entry, known) for entry in value)
     if isinstance(value, frozenset):
-        return sorted(repr(inside(entry)) for entry in value)
+        return sorted(repr(_plain(entry, known)) for entry in value)
     if isinstance(value, types.CodeType):
-        return value.co_code, value.co_names, inside(value.co_consts)
-    if isinstance(value, types.FunctionType) and value not in within:
+        return value.co_code, value.co_names, _plain(value.co_consts, known)
+    if isinstance(value, types.FunctionType):
+        if id(value) in known:
+            return known[id(value)]
+        known[id(value)] = f"function {len(known)}"
         options = tuple((value.__kwdefaults__ or {}).items())
-        parts = value.__code__, value.__defaults__, options, value.__closure__
-        return tuple(_plain(part, (*within, value)) for part in parts)
+        return _plain((value.__code__, value.__defaults__, options, value.__closure__), known)
     return value if isinstance(value, (str, bytes, int, float, complex, type(None))) else type(value).__name__
 
 

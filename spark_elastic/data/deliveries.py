@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from spark_elastic.data.shards import Cut
-from spark_elastic.errors import DataError
+from spark_elastic.errors import DataError, final
 
 # The largest number of batches that code is expected to fetch ahead of the model.
 _KEPT = 16
@@ -49,6 +49,8 @@ class Delivery:
     rank: int
     rows: int
     was_used: bool = False
+    # Whether an optimizer has stepped, or a commit was made, since a model was first given the batch.
+    is_over: bool = False
     # Whether a commit counted the batch as processed before a model was given it.
     was_counted: bool = False
     # How many rows models were given for gradients, all forwards together; whether user code set the number; whether it was
@@ -81,35 +83,42 @@ def weight_of_rank(rank_rows: Sequence[int], rank: int) -> float:
 
 
 class Tensors:
-    """Tensors of batches, which are recognized as long as they live, and by views of them."""
+    """Tensors, each of a batch, which are recognized as long as they live, and by views of them."""
 
     def __init__(self) -> None:
-        self._held: list[tuple[weakref.ref[torch.Tensor], Place, Delivery]] = []
+        self._at: dict[int, list[tuple[weakref.ref[torch.Tensor], Place, Delivery]]] = {}
 
     def add(self, tensor: torch.Tensor, place: Place, batch: Delivery) -> None:
-        """Recognize this tensor, which is at this place, as one of a batch."""
-        self._forget_dead()
-        self._held.append((weakref.ref(tensor), place, batch))
+        """Recognize this tensor, which is at this place, as one of a batch, and of no other one."""
+        others = [
+            entry for entry in self._at.get(place.storage, ()) if entry[0]() is not None and entry[0]() is not tensor
+        ]
+        self._at[place.storage] = [*others, (weakref.ref(tensor), place, batch)]
 
-    def batches(self, places: Iterable[Place]) -> set[Delivery]:
-        """Return the batches that have tensors at these places."""
-        self._forget_dead()
-        return {batch for place in places for _, own, batch in self._held if place.overlaps(own)}
+    def batches(self, place: Place) -> set[Delivery]:
+        """Return the batches that have tensors at this place."""
+        entries = self._at.get(place.storage, ())
+        return {batch for ref, own, batch in entries if ref() is not None and place.overlaps(own)}
 
-    def take(self, is_taken: Callable[[Place, Delivery], bool]) -> Tensors:
-        """Remove and return those of which this is true, by their places and batches."""
-        taken, left = Tensors(), Tensors()
-        for held in self._held:
-            (taken if is_taken(*held[1:]) else left)._held.append(held)
-        self._held = left._held
-        return taken
+    def remove(self, place: Place, exactly: bool = False) -> list[torch.Tensor]:
+        """Remove and return the tensors at this place, or at exactly this one."""
+        entries = self._at.pop(place.storage, [])
+        gone: list[torch.Tensor] = []
+        for ref, own, batch in entries:
+            tensor = ref()
+            if tensor is not None and (place == own if exactly else place.overlaps(own)):
+                gone.append(tensor)
+            elif tensor is not None:
+                self.add(tensor, own, batch)
+        return gone
 
-    def _forget_dead(self) -> None:
-        self._held = [held for held in self._held if held[0]() is not None]
-
-    def __iadd__(self, others: Tensors) -> Tensors:
-        self._held += others._held
-        return self
+    def keep(self, batches: Collection[Delivery] | None) -> None:
+        """Forget tensors that are gone and, unless it is None, those of other batches."""
+        live = {
+            storage: [entry for entry in entries if entry[0]() is not None and (batches is None or entry[2] in batches)]
+            for storage, entries in self._at.items()
+        }
+        self._at = {storage: entries for storage, entries in live.items() if entries}
 
 
 class Deliveries:
@@ -138,11 +147,17 @@ class Deliveries:
             self._kept = deque((known for known in self._kept if known.loader not in self._ended), _KEPT)
             self._ended.clear()
         delivery = Delivery(id(loader), rank_rows, rank, rank_rows[rank] or min(sum(rank_rows), 2), cut=cut)
-        for leaf in pytree.tree_leaves(batch):
-            if isinstance(leaf, torch.Tensor) and not self._is_constant(place := _place(leaf)):
-                self._own.add(leaf, place, delivery)
         self._kept.append(delivery)
         self._is_fresh = True
+        for tensors in (self._own, self._seen, self._made, self._constants):
+            tensors.keep(None if tensors is self._constants else self._kept)
+        for leaf in pytree.tree_leaves(batch):
+            if isinstance(leaf, torch.Tensor):
+                place = _place(leaf)
+                # What was in an earlier batch, too, says nothing.
+                for tensor in self._own.remove(place, exactly=True):
+                    self._constants.add(tensor, place, delivery)
+                self._own.add(leaf, place, delivery)
 
     def end(self, loader: object) -> None:
         """Note the end of a loader's iteration. What it delivered may still be used until another batch is delivered."""
@@ -162,16 +177,16 @@ class Deliveries:
         if not self._kept:
             return None
         telling = self._telling(tensors)
-        found = self._known(telling)
+        found = self._told_by(telling)
         # Converted tensors belong to no known batch. They come from a batch that a commit has counted if all unused ones have
         # been.
         is_certain = found is not None or all(known.was_counted for known in self._kept if not known.was_used)
-        found = found or self._guess([tensor for tensor, place in telling if not self._constants.batches([place])])
+        found = found or self._guess([tensor for tensor, _ in self._telling(tensors)])
         if is_certain and found.was_counted and not found.was_used:
             self._came_after_its_commit = True
         self._use(found)
         for tensor, place in telling:
-            if not any(known.batches([place]) for known in (self._constants, self._own, self._seen)):
+            if not any(known.batches(place) for known in (self._constants, self._own, self._seen)):
                 self._seen.add(tensor, place, found)
         return found
 
@@ -192,6 +207,7 @@ class Deliveries:
         A batch is judged when a later one is in use, because several steps may share it. Differences of one row may come from
         rounding. are_set: user code has set the number of rows for this step, whose batches then do not count.
         """
+        self._end_step()
         in_use = [known for known in self._kept if known.given and not known.was_judged and known.cut is None]
         for known in in_use:
             known.was_set |= are_set
@@ -211,9 +227,9 @@ class Deliveries:
 
         Returns None if there is none, or if it could be one of several.
         """
-        places = [place for _, place in self._telling(tensors)]
         in_shards = [known for known in self._kept if known.cut is not None]
-        of_these = self._own.batches(places) | self._seen.batches(places)
+        places = [place for _, place in self._telling(tensors)]
+        of_these = set().union(*(known.batches(place) for known in (self._own, self._seen) for place in places))
         found = [known for known in in_shards if known in of_these]
         if not found:
             found = [known for known in in_shards if not known.was_used] or in_shards[-1:]
@@ -224,8 +240,10 @@ class Deliveries:
 
     def see(self, tensors: Sequence[torch.Tensor]) -> None:
         """Note that a model is given these tensors without gradients."""
-        if self._kept and (found := self._known(self._telling(tensors))):
-            self._use(found)
+        batches = set().union(*(self._own.batches(place) for _, place in self._telling(tensors)))
+        if found := self._newest_first(batches):
+            self._skip_before(found[0])
+            self._use(found[0])
 
     def are_of_several_loaders(self) -> bool:
         """Whether batches of several loaders may be in use at a time."""
@@ -233,8 +251,13 @@ class Deliveries:
 
     def committed(self) -> None:
         """Note a commit, which counts everything delivered so far as processed."""
+        self._end_step()
         for known in self._kept:
             known.was_counted = True
+
+    def _end_step(self) -> None:
+        for known in self._kept:
+            known.is_over |= known.was_used
 
     def newest(self) -> Delivery | None:
         """Return the batch that was delivered last."""
@@ -244,65 +267,81 @@ class Deliveries:
         used.was_used = True
         self._last, self._is_fresh = used, False
 
-    def _is_constant(self, place: Place) -> bool:
-        """Whether a tensor of a new batch was in an earlier one, too, or is known as a constant."""
-        self._constants += self._own.take(lambda own, _: own == place)
-        return bool(self._constants.batches([place]))
+    def _newest_first(self, batches: Collection[Delivery]) -> list[Delivery]:
+        return [known for known in reversed(self._kept) if known in batches]
+
+    def _skip_before(self, used: Delivery) -> None:
+        """Count earlier batches of the same loader that no model was given as skipped."""
+        for known in itertools.takewhile(lambda known: known is not used, self._kept):
+            known.was_used |= known.loader == used.loader
 
     def _telling(self, tensors: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, Place]]:
         """Return those tensors that are no constants, with their places."""
         placed = [(tensor, _place(tensor)) for tensor in tensors]
-        return [(tensor, place) for tensor, place in placed if not self._constants.batches([place])]
+        return [(tensor, place) for tensor, place in placed if not self._constants.batches(place)]
 
-    def _known(self, telling: Sequence[tuple[torch.Tensor, Place]]) -> Delivery | None:
-        """Find the batch by its tensors. Earlier batches of the same loader that no model was given count as skipped."""
-        places = [place for _, place in telling]
-        own, seen = self._own.batches(places), self._seen.batches(places)
-        if not own and not seen:
-            return None
-        owners = [known for known in reversed(self._kept) if known in own]
-        others = [known for known in reversed(self._kept) if known in seen - own]
+    def _told_by(self, telling: Sequence[tuple[torch.Tensor, Place]]) -> Delivery | None:
+        """Return the batch that tensors tell, if any. What came with another batch before becomes a constant."""
+        own: set[Delivery] = set()
+        # The batches of what models were given before, each with how many rows that has.
+        seen: defaultdict[Delivery, set[int]] = defaultdict(set)
+        new: set[int] = set()
+        for tensor, place in telling:
+            rows = {len(tensor)} if tensor.dim() else set()
+            if batches := self._own.batches(place):
+                own |= batches
+            elif batches := self._seen.batches(place):
+                for batch in batches:
+                    seen[batch] |= rows
+            else:
+                new |= rows
+        owners, older = self._newest_first(own), self._newest_first(seen.keys() - own)
         if owners:
-            found: Delivery | None = owners[0]
-            parts = [known for known in others if known.rows in self._rows_seen(known, telling)]
+            made = self._made_among(telling)
+            parts = [known for known in older if known not in made and known.rows in seen[known]]
             _check_alike([*owners, *parts], "a model was given rows of several batches at once")
+            found: Delivery | None = owners[0]
+        elif older:
+            found = self._of_older(older, seen, new, self._made_among(telling))
         else:
-            found = self._of_models(others, telling)
-        if seen - {found}:
-            self._constants += self._seen.take(
-                lambda place, batch: batch is not found and any(map(place.overlaps, places))
-            )
+            return None
+        if owners or found is None:
+            for tensor, place in telling:
+                if self._seen.batches(place) - {found}:
+                    self._seen.remove(place)
+                    self._constants.add(tensor, place, self._kept[-1])
         if found is not None:
-            for known in itertools.takewhile(lambda known: known is not found, self._kept):
-                known.was_used |= known.loader == found.loader
+            self._skip_before(found)
         return found
 
-    def _of_models(self, seen: list[Delivery], telling: Sequence[tuple[torch.Tensor, Place]]) -> Delivery | None:
-        """Find the batch of tensors that models were given or have made, among those of ``seen``; None if it is a later one."""
+    def _made_among(self, telling: Sequence[tuple[torch.Tensor, Place]]) -> set[Delivery]:
+        return set().union(*(self._made.batches(place) for _, place in telling))
+
+    def _of_older(
+        self, older: list[Delivery], seen: Mapping[Delivery, set[int]], new: set[int], made: set[Delivery]
+    ) -> Delivery | None:
+        """Find the batch of tensors that models were given or have made before, with ``older`` batches; None if it is another.
+
+        new: how many rows tensors have that no model was given before. They may be those of a batch that was fetched since,
+        converted, and the others what is given with every batch, or carried on from step to step. Or they are noise, for
+        instance, that is given with an older batch, which is only so within a step.
+        """
+        found, unused = older[0], [known for known in self._kept if not known.was_used]
+        rivals = [known for known in unused if known.rows in new]
         newest = {known.loader: known for known in self._kept}
-        current = [known for known in seen if newest[known.loader] is known]
-        unused = [known for known in self._kept if not known.was_used]
-        # How many rows tensors have that models were not given before.
-        new = {len(tensor) for tensor, place in telling if tensor.dim() and not self._seen.batches([place])}
+        current = [known for known in older if newest[known.loader] is known]
         if current:
             _check_alike(current, "a model was given rows of several batches at once")
-            is_another = any(known.rows in new for known in unused)
-            return None if is_another and current[0].rows not in new else current[0]
-        later = unused or [known for known in (self._last,) if known is not None]
-        made = self._made.batches([place for _, place in telling])
-        for known in seen:
-            if not new and known in made:
-                return known
-            rows, others = self._rows_seen(known, telling), [each for each in later if each.weight != known.weight]
-            if others and known.rows in rows and not any(each.rows in new for each in later):
-                fitting = [each for each in others if each.rows in rows]
-                _check_alike([known, *fitting], "a model was given what may be of a batch before the last")
-                return known
+            return None if rivals and current[0].rows not in new else current[0]
+        has_its_rows = found in made or found.rows in seen[found]
+        if not rivals:
+            # A table that a model is given by itself is given with the batch that was fetched last.
+            return None if unused and self._is_fresh and not new and not has_its_rows else found
+        if not found.is_over and has_its_rows and found.rows in new:
+            _check_alike(
+                [found, *rivals], "a model was given tensors of a batch together with what may be another batch"
+            )
         return None
-
-    def _rows_seen(self, batch: Delivery, telling: Sequence[tuple[torch.Tensor, Place]]) -> set[int]:
-        """Return how many rows those have that models were given with a batch, or have made of it."""
-        return {len(tensor) for tensor, place in telling if tensor.dim() and batch in self._seen.batches([place])}
 
     def _guess(self, tensors: Sequence[torch.Tensor]) -> Delivery:
         """Find the batch among those that were fetched but not used yet, by its number of rows."""
@@ -325,10 +364,12 @@ class Deliveries:
 def _check_alike(candidates: list[Delivery], what: str) -> None:
     shares = sorted({known.rank_rows for known in candidates})
     if len({known.weight for known in candidates}) > 1:
-        raise DataError(
-            f"{what}, and ranks have {' and '.join(map(str, shares))} rows of these: nobody can tell what its gradient "
-            "weighs. Call the model once for each batch, with the batch's own tensors; or say what this rank's part weighs by "
-            "model.set_rows(n) ahead of the call, with n = loader.batch_rows[rank] as it was when the batch was fetched"
+        raise final(
+            DataError(
+                f"{what}, and ranks have {' and '.join(map(str, shares))} rows of these: nobody can tell what its gradient "
+                "weighs. Call the model once for each batch, with the batch's own tensors; or say what this rank's part weighs "
+                "by model.set_rows(n) ahead of the call, with n = loader.batch_rows[rank] as it was when the batch was fetched"
+            )
         )
 
 

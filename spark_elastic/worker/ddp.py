@@ -16,14 +16,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from spark_elastic.checkpoint.skeleton import WRAPPER_MARK
 from spark_elastic.data.deliveries import Delivery, deliveries, weight_of_rank
 from spark_elastic.data.loader import RowSource
 from spark_elastic.errors import SparkElasticError, TrainingCodeError, WorkerLostError
-from spark_elastic.worker.boundaries import mark_inputs, mark_outputs
+from spark_elastic.worker.boundaries import mark_inputs, mark_outputs, tensors_of
 from spark_elastic.worker.checks.early_gradients import warn_of_early_gradients
+from spark_elastic.worker.checks.kept_losses import warn_of_kept_losses
 from spark_elastic.worker.checks.same_inputs import same_inputs
 from spark_elastic.worker.checks.user_frames import depth_of_user
 from spark_elastic.worker.comm_hook import CommHook
@@ -115,6 +115,9 @@ class _Call:
             return self._share
         by_hand.was_used = True
         return by_hand.weight()
+
+    def differs(self) -> None:
+        warn_of_kept_losses(self._model.module)
 
     def enter_backward(self) -> None:
         """Make torch reduce gradients in this pass. By itself, torch does so only in the first pass after a forward."""
@@ -349,7 +352,7 @@ class DistributedDataParallel(nn.Module):
         if len(args) == 1 and not kwargs and isinstance(args[0], torch.Tensor):
             inputs = [args[0]]  # the usual case, and a quicker check
         else:
-            inputs = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
+            inputs = list(tensors_of((args, kwargs)))
         call = self._begin(inputs, world)
         if call is not None and any(value.requires_grad for value in inputs):
             args, kwargs = mark_inputs((args, kwargs), call)
@@ -373,7 +376,7 @@ class DistributedDataParallel(nn.Module):
             return outputs
         if self._syncs:
             self._keep(_pass=-1)
-        return mark_outputs(self.module, outputs, call, call.delivery)
+        return mark_outputs(outputs, call, call.delivery)
 
     def _begin(self, inputs: list[torch.Tensor], world: World) -> _Call | None:
         """Begin a forward through which gradients may flow back. Return None if no gradient can."""

@@ -10,10 +10,8 @@ forward is also multiplied by the weight of this forward relative to that of the
 model that came before, is divided by the same number.
 
 SyncBatchNorm adds up gradients of all ranks in the middle of a pass, so they have to be weighted before. With it, the pass has
-the weight 1, and each gradient gets the whole weight of its forward where it flows into that forward.
-
-Where a pass may go back through forwards of different weights, or with SyncBatchNorm, gradients flow into what a module keeps
-beside its outputs as they do into these; see ``boundaries.py``.
+the weight 1, and each gradient gets the whole weight of its forward where it flows into that forward. A loss on something that
+the module keeps beside its outputs is then not weighted, which a warning tells.
 """
 
 from __future__ import annotations
@@ -38,6 +36,9 @@ class Forward(Protocol):
     def weight(self) -> float:
         """The weight of this rank's gradient in the mean over ranks."""
         ...
+
+    def differs(self) -> None:
+        """Note that a backward pass has reached this forward whose weight is another one."""
 
     def enter_backward(self) -> None:
         """Note that a backward pass has reached this forward. Called several times if the forward has several outputs."""
@@ -91,6 +92,8 @@ class Weighting:
         task = torch._C._current_graph_task_id()
         if self._weight is None or task != self._pass:
             self._pass, self._weight = task, 1.0 if self.is_at_outputs else weight
+        if weight != self._weight:
+            forward.differs()
         return weight / self._weight
 
     def _weigh(self, gradient: torch.Tensor) -> torch.Tensor | None:

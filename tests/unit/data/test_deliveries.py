@@ -122,6 +122,7 @@ def test_a_state_that_a_model_carries_on_is_not_of_the_batch_that_it_was_made_of
         assert found.rank_rows == rank_rows
         carried = torch.zeros(3)
         feed.log.becomes(found, carried)
+        feed.log.committed()
 
 
 def test_a_constant_in_every_batch_does_not_tell_batches_apart() -> None:
@@ -131,6 +132,10 @@ def test_a_constant_in_every_batch_does_not_tell_batches_apart() -> None:
         batch = torch.randn(rank_rows[0], 3)
         feed.log.note(feed, (batch, edges), rank_rows, 0)
         assert feed.rows_of(batch * 2, edges) == feed.rows_of(batch, edges) == rank_rows
+    ahead = [torch.randn(5, 3), torch.randn(6, 3)]
+    for batch in ahead:
+        feed.log.note(feed, (batch, edges), (len(batch), 2), 0)
+    assert [feed.rows_of(batch * 2, edges) for batch in ahead] == [(5, 2), (6, 2)]
 
 
 def test_a_batch_that_was_converted_is_used_on_after_another_was_fetched() -> None:
@@ -141,6 +146,127 @@ def test_a_batch_that_was_converted_is_used_on_after_another_was_fetched() -> No
         feed.fetch((2, 4))
         assert feed.rows_of(converted) == rank_rows
         assert feed.rows_of(torch.ones(2)) == (2, 4)
+
+
+def made(feed: Feed, *inputs: torch.Tensor) -> torch.Tensor:
+    """What a model makes of its inputs."""
+    found, output = feed.log.find(inputs), torch.ones(len(inputs[0]))
+    assert found is not None
+    feed.log.becomes(found, output)
+    return output
+
+
+def test_batches_that_were_converted_once_are_used_for_several_epochs() -> None:
+    feed = Feed()
+    given = {}
+    for rank_rows in [(3, 4), (3, 1)]:
+        given[rank_rows] = feed.fetch(rank_rows) * 2
+        assert feed.rows_of(given[rank_rows]) == rank_rows
+    order = [(3, 4), (3, 1), (3, 4), (3, 4), (3, 1)]
+    for rank_rows in order:
+        assert feed.rows_of(given[rank_rows]) == rank_rows
+        assert feed.rows_of(given[rank_rows], torch.randn(3)) == rank_rows, "with noise"
+        feed.log.see([given[(3, 4)]])
+
+
+def test_noise_that_is_given_with_what_a_model_has_made_of_a_batch_is_not_another_batch() -> None:
+    feed = Feed()
+    first, second = feed.fetch((3, 4)), feed.fetch((3, 1))
+    one, other = made(feed, first), made(feed, second)
+    assert feed.rows_of(one, torch.randn(3)) == (3, 4)
+    assert feed.rows_of(other, torch.randn(3)) == (3, 1)
+
+
+@pytest.mark.parametrize("is_converted", [True, False])
+@pytest.mark.parametrize("rows", [3, 5])
+def test_what_a_model_has_made_comes_with_the_next_batch_after_a_step_and_else_nobody_knows(
+    rows: int, is_converted: bool
+) -> None:
+    feed = Feed()
+    found, carried = feed.log.find([feed.fetch((3, 4)) * 2]), torch.ones(rows)
+    assert found is not None
+    feed.log.becomes(found, carried)
+    batch = feed.fetch((3, 1))
+    if is_converted:
+        with pytest.raises(DataError, match="together with what may be another batch") as raised:
+            feed.rows_of(carried, batch * 2)
+        assert raised.value.is_final
+        feed.log.committed()
+        batch = batch * 2
+    assert feed.rows_of(carried, batch) == (3, 1)
+
+
+def test_a_converted_batch_that_comes_with_another_one_is_an_error_where_shares_differ() -> None:
+    feed = Feed()
+    converted = feed.fetch((3, 4)) * 2
+    assert feed.rows_of(converted) == (3, 4)
+    with pytest.raises(DataError, match="several batches at once"):
+        feed.rows_of(feed.fetch((3, 1)), converted)
+
+
+def test_what_is_of_two_batches_is_an_error_where_shares_differ_and_else_remains_of_each() -> None:
+    feed = Feed()
+    one, other, third = (made(feed, feed.fetch(rank_rows, "b")) for rank_rows in [(3, 4), (3, 4), (3, 1)])
+    assert feed.rows_of(one, other) == (3, 4)
+    assert feed.rows_of(third) == (3, 1)
+    assert [feed.rows_of(each) for each in (one, other)] == [(3, 4)] * 2
+    with pytest.raises(DataError, match="several batches at once"):
+        feed.rows_of(made(feed, feed.fetch((3, 3))), third)
+
+
+def test_a_batch_is_given_with_what_was_made_of_it_and_that_again_by_itself() -> None:
+    feed = Feed()
+    batch = feed.fetch((3, 4))
+    output = made(feed, batch)
+    assert feed.rows_of(batch, output) == (3, 4)
+    assert feed.rows_of(feed.fetch((3, 1), "b")) == (3, 1)
+    assert feed.rows_of(output) == (3, 4)
+
+
+def test_noise_with_a_converted_batch_is_not_the_batch_of_another_loader() -> None:
+    feed = Feed()
+    converted = feed.fetch((3, 4)) * 2
+    assert feed.rows_of(converted) == (3, 4)
+    feed.fetch((3, 1), "b")
+    assert feed.rows_of(converted, torch.randn(3)) == (3, 4)
+
+
+def test_a_constant_has_as_many_rows_as_another_batch() -> None:
+    feed, table = Feed(), torch.ones(4)
+    for _ in range(2):
+        assert feed.rows_of(feed.fetch((3, 4)) * 2, table) == (3, 4)
+    first, second = feed.fetch((3, 4)), feed.fetch((4, 4))
+    assert feed.rows_of(first * 2, table) == (3, 4)
+    assert feed.rows_of(second * 2, table) == (4, 4)
+
+
+def test_input_buffers_that_are_filled_again_go_by_their_rows() -> None:
+    feed, buffers = Feed(), {"a": torch.zeros(3, 3), "b": torch.zeros(5, 3)}
+    shares = {"a": (3, 4), "b": (5, 2)}
+    for _ in range(20):
+        for loader, buffer in buffers.items():
+            buffer.copy_(feed.fetch(shares[loader], loader))
+        assert [feed.rows_of(buffer) for buffer in buffers.values()] == [*shares.values()]
+
+
+def test_a_loader_may_deliver_the_same_tensor_again_and_windows_that_overlap() -> None:
+    feed, whole = Feed(), torch.randn(9, 2)
+    windows = [whole[:3], whole[:3], whole[2:6], whole[5:8]]
+    for window in windows[:3]:
+        rank_rows = (len(window), 4)
+        feed.log.note(feed, window, rank_rows, 0)
+        assert feed.rows_of(window) == rank_rows
+    assert feed.rows_of(whole[5:6]) == (4, 4)
+    feed.log.note(feed, windows[3], (3, 1), 0)
+    assert feed.rows_of(whole[3:5]) == (4, 4)
+
+
+def test_what_user_code_keeps_of_batches_long_past_is_not_remembered() -> None:
+    feed, kept = Feed(), []
+    for _ in range(100):
+        kept += [batch := feed.fetch((3, 4)), made(feed, batch), made(feed, batch * 2)]
+    remembered = (feed.log._own, feed.log._seen, feed.log._made)
+    assert max(len(tensors._at) for tensors in remembered) <= 4 * 16
 
 
 def test_two_loaders_and_a_constant() -> None:

@@ -77,6 +77,11 @@ class Likely(Net):
         return torch.distributions.Independent(torch.distributions.Normal(mean, mean.square() + 0.5), 1)
 
 
+class Drawn(Net):
+    def forward(self, likely: torch.distributions.Independent) -> torch.Tensor:  # type: ignore[override]
+        return super().forward(likely.mean + likely.variance)
+
+
 class Setting:
     """What a loop is played with: fresh models, loaders of uneven batches, and the gradients of each step."""
 
@@ -262,17 +267,17 @@ def outputs_that_depend_on_each_other(s: Setting) -> None:
         s.step()
 
 
-def losses_that_the_module_keeps_of_two_batches(s: Setting) -> None:
-    for (x, y), (u, _) in zip(s.a, s.b, strict=False):
-        loss = mse_loss(s.models[0](x), y) + s.models[0].module.penalty
-        (loss + s.models[0](u).square().mean() + s.models[0].module.penalty * 2).backward()
-        s.step()
-
-
 def outputs_in_an_object(s: Setting) -> None:
     for (x, y), (u, _) in zip(s.a, s.b, strict=False):
         likely = s.models[0](x).log_prob(y).mean()
         (s.models[0](u).base_dist.entropy().mean() - likely).backward()
+        s.step()
+
+
+def an_object_that_goes_into_another_model(s: Setting) -> None:
+    encode, decode = s.models
+    for (x, y), (u, _) in zip(s.a, s.b, strict=False):
+        (mse_loss(decode(encode(x)), y) + decode(encode(u)).square().mean()).backward()
         s.step()
 
 
@@ -330,10 +335,6 @@ def rows_that_are_normalized_over_all_ranks(s: Setting) -> None:
     shares_that_change(s)
 
 
-def a_kept_loss_of_rows_that_are_normalized(s: Setting) -> None:
-    a_loss_that_the_module_keeps(s)
-
-
 def rows_set_by_hand(s: Setting) -> None:
     model = s.models[0]
     for number, (x, y) in enumerate(s.a):
@@ -371,7 +372,6 @@ LOOPS: dict[str, tuple[Loop, Callable[[], Setting]]] = {
             accumulated_batches,
             accumulated_parts,
             a_loss_that_the_module_keeps,
-            losses_that_the_module_keeps_of_two_batches,
             a_penalty_on_gradients,
             gradients_of_inputs,
             inputs_moved_along_their_gradients_on_a_rank_without_rows,
@@ -390,10 +390,8 @@ LOOPS: dict[str, tuple[Loop, Callable[[], Setting]]] = {
         lambda: Setting(Two()): [outputs_that_depend_on_each_other],
         lambda: Setting(Plain()): [outputs_in_a_dataclass],
         lambda: Setting(Likely()): [outputs_in_an_object],
-        lambda: Setting(Normalized()): [
-            rows_that_are_normalized_over_all_ranks,
-            a_kept_loss_of_rows_that_are_normalized,
-        ],
+        lambda: Setting(Likely(), Drawn()): [an_object_that_goes_into_another_model],
+        lambda: Setting(Normalized()): [rows_that_are_normalized_over_all_ranks],
     }.items()
     for loop in loops
 }
