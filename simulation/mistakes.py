@@ -296,9 +296,9 @@ MUTANTS = (
     ),
     Mutant(
         "a share of the rows is given twice",
-        "spark_elastic.data.plan:rows_of_rank",
-        "(rank + 1) * rows // sharers",
-        "min(rows, (rank + 1) * rows // sharers + (rank == 0))",
+        "spark_elastic.data.plan:make_step",
+        "even(rows, sharers)",
+        "even(rows + 1, sharers)",
     ),
     Mutant(
         "the loader does not go back",
