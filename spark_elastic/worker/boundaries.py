@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from spark_elastic.checkpoint.skeleton import PLAIN
 from spark_elastic.data.deliveries import Delivery, deliveries
+from spark_elastic.worker.checks.reachable import LENGTH
 from spark_elastic.worker.checks.user_frames import depth_of_user
 from spark_elastic.worker.weighting import Boundary, Forward, weighting
 
@@ -85,8 +86,9 @@ def _warn_of_unmarked(values: object) -> None:
         if kind in PLAIN or kind in _told or isinstance(leaf, (torch.Tensor, torch.nn.Module)) or _opened(leaf):
             continue
         _told.add(kind)
-        found = list(leaf.values()) if isinstance(leaf, dict) else [*getattr(leaf, "__dict__", {}).values()]
-        if any(isinstance(each, torch.Tensor) and each.requires_grad for each in found):
+        held = leaf.values() if isinstance(leaf, dict) else getattr(leaf, "__dict__", {}).values()
+        parts = (part for each in held for part in (each[:LENGTH] if isinstance(each, (list, tuple)) else [each]))
+        if any(isinstance(part, torch.Tensor) and part.requires_grad for part in parts):
             warnings.warn(
                 f"a model has returned a {kind.__name__}, whose tensors cannot be told from others: if batches of several "
                 "loaders are in one loss, all gradients get the weight of the same batch. Return tensors, in lists, dicts or a "
