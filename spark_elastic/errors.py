@@ -66,7 +66,7 @@ E = TypeVar("E", bound=BaseException)
 
 def final(error: E) -> E:
     """Return an error marked as one that ends the job, whichever worker raises it first."""
-    error.is_final = True  # type: ignore[attr-defined]
+    object.__setattr__(error, "is_final", True)  # also one of a class that forbids it
     return error
 
 

@@ -95,25 +95,23 @@ class Tensors:
         ]
         self._at[place.storage] = [*others, (weakref.ref(tensor), place, batch)]
 
-    def batches(self, place: Place) -> set[Delivery]:
-        """Return the batches that have tensors at this place."""
-        entries = self._at.get(place.storage, ())
-        return {batch for ref, own, batch in entries if ref() is not None and place.overlaps(own)}
+    def batches(self, *places: Place) -> set[Delivery]:
+        """Return the batches that have tensors at these places."""
+        return {
+            batch
+            for place in places
+            for ref, own, batch in self._at.get(place.storage, ())
+            if ref() is not None and place.overlaps(own)
+        }
 
-    def remove(self, place: Place, exactly: bool = False) -> list[torch.Tensor]:
-        """Remove and return the tensors at this place, or at exactly this one."""
-        entries = self._at.pop(place.storage, [])
-        gone: list[torch.Tensor] = []
-        for ref, own, batch in entries:
-            tensor = ref()
-            if tensor is not None and (place == own if exactly else place.overlaps(own)):
-                gone.append(tensor)
-            elif tensor is not None:
-                self.add(tensor, own, batch)
-        return gone
+    def move(self, place: Place, to: Tensors, exactly: bool = False) -> None:
+        """Move the tensors at this place, or at exactly this one, to others."""
+        for entry in self._at.pop(place.storage, []):
+            moves = place == entry[1] if exactly else place.overlaps(entry[1])
+            (to if moves else self)._at.setdefault(place.storage, []).append(entry)
 
-    def keep(self, batches: Collection[Delivery] | None) -> None:
-        """Forget tensors that are gone and, unless it is None, those of other batches."""
+    def keep(self, batches: Collection[Delivery] | None = None) -> None:
+        """Forget tensors that are gone and, if batches are given, those of others."""
         live = {
             storage: [entry for entry in entries if entry[0]() is not None and (batches is None or entry[2] in batches)]
             for storage, entries in self._at.items()
@@ -149,14 +147,13 @@ class Deliveries:
         delivery = Delivery(id(loader), rank_rows, rank, rank_rows[rank] or min(sum(rank_rows), 2), cut=cut)
         self._kept.append(delivery)
         self._is_fresh = True
-        for tensors in (self._own, self._seen, self._made, self._constants):
-            tensors.keep(None if tensors is self._constants else self._kept)
+        self._constants.keep()
+        for tensors in (self._own, self._seen, self._made):
+            tensors.keep(self._kept)
         for leaf in pytree.tree_leaves(batch):
             if isinstance(leaf, torch.Tensor):
                 place = _place(leaf)
-                # What was in an earlier batch, too, says nothing.
-                for tensor in self._own.remove(place, exactly=True):
-                    self._constants.add(tensor, place, delivery)
+                self._own.move(place, self._constants, exactly=True)  # what was in an earlier batch, too, says nothing
                 self._own.add(leaf, place, delivery)
 
     def end(self, loader: object) -> None:
@@ -181,7 +178,7 @@ class Deliveries:
         # Converted tensors belong to no known batch. They come from a batch that a commit has counted if all unused ones have
         # been.
         is_certain = found is not None or all(known.was_counted for known in self._kept if not known.was_used)
-        found = found or self._guess([tensor for tensor, _ in self._telling(tensors)])
+        found = found or self._guess([tensor for tensor, place in telling if not self._constants.batches(place)])
         if is_certain and found.was_counted and not found.was_used:
             self._came_after_its_commit = True
         self._use(found)
@@ -229,7 +226,7 @@ class Deliveries:
         """
         in_shards = [known for known in self._kept if known.cut is not None]
         places = [place for _, place in self._telling(tensors)]
-        of_these = set().union(*(known.batches(place) for known in (self._own, self._seen) for place in places))
+        of_these = self._own.batches(*places) | self._seen.batches(*places)
         found = [known for known in in_shards if known in of_these]
         if not found:
             found = [known for known in in_shards if not known.was_used] or in_shards[-1:]
@@ -240,8 +237,7 @@ class Deliveries:
 
     def see(self, tensors: Sequence[torch.Tensor]) -> None:
         """Note that a model is given these tensors without gradients."""
-        batches = set().union(*(self._own.batches(place) for _, place in self._telling(tensors)))
-        if found := self._newest_first(batches):
+        if found := self._newest_first(self._own.batches(*(place for _, place in self._telling(tensors)))):
             self._skip_before(found[0])
             self._use(found[0])
 
@@ -296,26 +292,23 @@ class Deliveries:
             else:
                 new |= rows
         owners, older = self._newest_first(own), self._newest_first(seen.keys() - own)
+        if not owners and not older:
+            return None
+        places = [place for _, place in telling]
+        made = self._made.batches(*places)
         if owners:
-            made = self._made_among(telling)
             parts = [known for known in older if known not in made and known.rows in seen[known]]
             _check_alike([*owners, *parts], "a model was given rows of several batches at once")
             found: Delivery | None = owners[0]
-        elif older:
-            found = self._of_older(older, seen, new, self._made_among(telling))
         else:
-            return None
+            found = self._of_older(older, seen, new, made)
         if owners or found is None:
-            for tensor, place in telling:
+            for place in places:
                 if self._seen.batches(place) - {found}:
-                    self._seen.remove(place)
-                    self._constants.add(tensor, place, self._kept[-1])
+                    self._seen.move(place, self._constants)
         if found is not None:
             self._skip_before(found)
         return found
-
-    def _made_among(self, telling: Sequence[tuple[torch.Tensor, Place]]) -> set[Delivery]:
-        return set().union(*(self._made.batches(place) for _, place in telling))
 
     def _of_older(
         self, older: list[Delivery], seen: Mapping[Delivery, set[int]], new: set[int], made: set[Delivery]

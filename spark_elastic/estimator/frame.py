@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -66,14 +67,14 @@ def is_case_sensitive(frame: DataFrame) -> bool:
 
 def check_case(frame: DataFrame, names: Iterable[str]) -> None:
     """Raise ValueError for a name by which Spark could mean several columns."""
-    if is_case_sensitive(frame):
-        return
+    columns = dict.fromkeys(frame.columns)
+    count = Counter(map(str.lower, columns))
     for name in names:
-        alike = [other for other in frame.columns if other.lower() == name.lower()]
-        if len(alike) > 1:
+        if count[name.lower()] > 1 and not is_case_sensitive(frame):
+            alike = " and ".join(repr(other) for other in columns if other.lower() == name.lower())
             raise ValueError(
-                f"the columns {' and '.join(map(repr, alike))} have one name to Spark, which ignores case: rename all but one, "
-                "or set spark.sql.caseSensitive to true"
+                f"the columns {alike} have one name to Spark, which ignores case: rename all but one, or set "
+                "spark.sql.caseSensitive to true"
             )
 
 

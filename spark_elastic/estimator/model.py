@@ -184,15 +184,14 @@ class ElasticModel(Model, FitParams, MLReadable["ElasticModel"], MLWritable, Ela
     def _transform(self, dataset: DataFrame) -> DataFrame:
         if self.model is None:
             raise ValueError(f"{type(self).__name__} has no network: give model=, or take the model that fit returns")
+        layout = self.layout if self.layout.inputs else self._layout_of_names()
+        check_case(dataset, layout.features)
         if not self.layout.inputs:
-            layout = self._layout_of_names()
-            check_case(dataset, layout.features)
             describe_from_frame(self, layout, dataset)
         self._check({})
         prepare_python(dataset.sparkSession)
         outputs = self._outputs()
         check_features(dataset, self.shapes, self.layout.features)
-        check_case(dataset, self.layout.features)
         is_exact = is_case_sensitive(dataset)
         there = {name if is_exact else name.lower(): name for name in dataset.columns}
         for name in outputs:

@@ -132,14 +132,14 @@ class Objective:
 
     def check_names(self, layout: Layout) -> None:
         """Raise ValueError for metrics whose names in the history mean something else, or another metric."""
-        names = [*self.metrics_of(layout), *(self.metrics if self.count > 1 else ())]
-        for name in names:
+        found = self.metrics_of(layout)
+        for name in {**found, **self.metrics}:
             if name in OWN_NUMBERS or name.startswith("val_"):
                 raise ValueError(
                     f"metrics: {name!r} is a name of the history's own; give the metric, or the label that the name begins with, "
                     "another name"
                 )
-        if len(self.metrics_of(layout)) < len(self.metrics) * self.count:
+        if len(found) < len(self.metrics) * self.count:
             raise ValueError(
                 f"metrics: labels {list(layout.labels)} and metrics {list(self.metrics)} give the same name in the history "
                 "twice, as a label's name is followed by a metric's; rename one"

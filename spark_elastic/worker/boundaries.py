@@ -85,10 +85,10 @@ def _warn_of_unmarked(values: object) -> None:
         kind = type(leaf)
         if kind in PLAIN or kind in _told or isinstance(leaf, (torch.Tensor, torch.nn.Module)) or _opened(leaf):
             continue
-        _told.add(kind)
         held = leaf.values() if isinstance(leaf, dict) else getattr(leaf, "__dict__", {}).values()
         parts = (part for each in held for part in (each[:LENGTH] if isinstance(each, (list, tuple)) else [each]))
         if any(isinstance(part, torch.Tensor) and part.requires_grad for part in parts):
+            _told.add(kind)
             warnings.warn(
                 f"a model has returned a {kind.__name__}, whose tensors cannot be told from others: if batches of several "
                 "loaders are in one loss, all gradients get the weight of the same batch. Return tensors, in lists, dicts or a "

@@ -56,7 +56,7 @@ class Weighting:
         # The number of the last pass that has added to gradients.
         self.accumulated = -1
         # Whether gradients are weighted where they flow into forwards, and not at the parameters.
-        self.is_at_outputs = False
+        self._at_outputs = False
 
     def hook(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Weight the gradients of these parameters from now on. A parameter that is given again gets no second hook."""
@@ -67,11 +67,11 @@ class Weighting:
 
     def weigh_at_outputs(self) -> None:
         """Weight gradients before they flow through a model, because it adds up those of all ranks on the way."""
-        self.is_at_outputs = True
+        self._at_outputs = True
 
     def clear(self) -> None:
         """Remove the hooks, so that gradients are left as they are."""
-        self.is_at_outputs = False
+        self._at_outputs = False
         for _, hook in self._hooks.values():
             hook.remove()
         self._hooks.clear()
@@ -91,7 +91,7 @@ class Weighting:
         weight = forward.weight or TINY
         task = torch._C._current_graph_task_id()
         if self._weight is None or task != self._pass:
-            self._pass, self._weight = task, 1.0 if self.is_at_outputs else weight
+            self._pass, self._weight = task, 1.0 if self._at_outputs else weight
         if weight != self._weight:
             forward.differs()
         return weight / self._weight

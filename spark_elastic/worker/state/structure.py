@@ -196,7 +196,7 @@ def outline(objects: Sequence[Stateful]) -> list[int]:
 
 
 def note_structure(snapshot: Snapshot, version: int) -> None:
-    """Note how the objects of a commit are put back, and what shows that they change, unless that is known for this version."""
+    """Set a commit's ``put_back`` and ``outline``, unless they are those of this version of the templates already."""
     if snapshot.put_back is None or snapshot.version != version:
         assert snapshot.objects is not None
         modules = [value for value in snapshot.objects if isinstance(value, torch.nn.Module)]

@@ -231,9 +231,10 @@ def test_noise_with_a_converted_batch_is_not_the_batch_of_another_loader() -> No
     assert feed.rows_of(converted, torch.randn(3)) == (3, 4)
 
 
-def test_a_constant_has_as_many_rows_as_another_batch() -> None:
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_constant_has_as_many_rows_as_another_batch(times: int) -> None:
     feed, table = Feed(), torch.ones(4)
-    for _ in range(2):
+    for _ in range(times):
         assert feed.rows_of(feed.fetch((3, 4)) * 2, table) == (3, 4)
     first, second = feed.fetch((3, 4)), feed.fetch((4, 4))
     assert feed.rows_of(first * 2, table) == (3, 4)
