@@ -163,7 +163,7 @@ def form(count: int) -> tuple[float, float, float]:
     settings = JobSettings(min_np=1, num_proc=count, max_np=count, join_window=0.05)
     credentials = create_credentials("benchmark")
     before = psutil.Process().memory_info().rss
-    with SparkDriverService(settings, credentials, b"", bind_address="127.0.0.1", event_log=watch) as service:
+    with SparkDriverService(settings, credentials, bind_address="127.0.0.1", event_log=watch) as service:
         command = [sys.executable, __file__, "--swarm", str(service.port), "--workers", str(count)]
         with subprocess.Popen(command, stdin=subprocess.PIPE, text=True, bufsize=1) as swarm:
             assert swarm.stdin is not None

@@ -108,11 +108,10 @@ class Simulation(Universe):
         self.service = SparkDriverService(
             self.settings,
             credentials,
-            payload,
             event_log=log,
             runtime=seams.of_driver(self, self._make_machine),
         )
-        self.service.kept_by(self.spark)
+        self.service.begin(payload, self.spark)
         self.service.outcome.add_done_callback(lambda outcome: self.clock.soon(self._decided))
         self.driver.loop.create_task(self.service.start())
         self.spark.submit_all()

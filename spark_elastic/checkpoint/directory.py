@@ -13,7 +13,8 @@ import logging
 import os
 import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -123,6 +124,14 @@ class CheckpointDirectory:
         paths = (_path_of(entry).strip("/") for entry in entries if entry.type == FileType.File)
         return read_listing(path.removeprefix(root).strip("/") for path in paths)
 
+    def try_to_write(self) -> None:
+        """Write a file and remove it. Raises ``CheckpointError`` for the path of a file, else the error of the store."""
+        self.list()
+        trial = f"trial-{secrets.token_hex(8)}"
+        with _undone(partial(self._delete, trial), trial):
+            self._write(trial, [b"trial\n"])
+        self._delete(trial)
+
     # ------------------------------------------------------------------ attempts
 
     def claim(self) -> int:
@@ -134,8 +143,9 @@ class CheckpointDirectory:
         token = secrets.token_hex(8)
         for tries in range(CLAIM_TRIES):
             mine = Claim(self.list().highest_attempt + 1 + secrets.randbelow(2**tries), token)
-            self._write(str(mine), [b"claimed\n"])
-            claims = self.list().claims
+            with _undone(partial(self._delete, str(mine)), f"claim {mine}"):
+                self._write(str(mine), [b"claimed\n"])
+                claims = self.list().claims
             if [claim for claim in claims if claim.attempt >= mine.attempt] == [mine]:
                 for claim in claims - {mine}:
                     self._delete(str(claim))
@@ -197,17 +207,9 @@ class CheckpointDirectory:
         self._write_whole(f"{name}/{MANIFEST}", msgspec.json.encode(CheckpointManifest(version, entries)))
         return sum(entry.bytes for entry in entries.values())
 
-    @contextmanager
-    def removing(self, name: CheckpointName) -> Iterator[None]:
+    def removing(self, name: CheckpointName) -> AbstractContextManager[None]:
         """Remove the written files of a checkpoint if an error is raised inside."""
-        try:
-            yield
-        except BaseException:
-            try:
-                self.remove(name)
-            except Exception as error:
-                logger.debug("the rest of checkpoint %s could not be removed: %s", name, error)
-            raise
+        return _undone(partial(self.remove, name), f"checkpoint {name}")
 
     def prune(
         self,
@@ -376,6 +378,19 @@ class CheckpointDirectory:
 
 class _NotAFile(Exception):
     """A written file is missing, or something else has replaced it."""
+
+
+@contextmanager
+def _undone(undo: Callable[[], None], what: str) -> Iterator[None]:
+    """Call ``undo`` if an error is raised inside."""
+    try:
+        yield
+    except BaseException:
+        try:
+            undo()
+        except Exception as error:
+            logger.debug("the rest of %s could not be removed: %s", what, error)
+        raise
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from spark_elastic.driver.settings import JobSettings
 from spark_elastic.errors import JobCancelledError, SparkElasticError
 from spark_elastic.launchers.base import Launcher, SlotListener
 from spark_elastic.protocol.credentials import create_credentials
-from spark_elastic.protocol.ticket import CheckpointPlan, Ticket
+from spark_elastic.protocol.ticket import Ticket
 
 
 class ClientDriver:
@@ -28,12 +28,11 @@ class ClientDriver:
 
     def __init__(self, wish: CheckpointWish | None) -> None:
         self._wish = wish
-        self._checkpoint: CheckpointPlan | None = None
 
-    def prepare(self, launcher: Launcher, host_discovery_script: str | os.PathLike[str] | None) -> None:
-        """Claim an attempt in the checkpoint directory."""
+    def check(self, launcher: Launcher, host_discovery_script: str | os.PathLike[str] | None) -> None:
+        """Check that the checkpoint directory can be written."""
         if self._wish is not None:
-            self._checkpoint = self._wish.claim()
+            self._wish.check()
 
     def sizes(
         self, launcher: Launcher, num_proc: int | None, min_np: int | None, max_np: int | None
@@ -48,13 +47,11 @@ class ClientDriver:
         run_id = secrets.token_hex(4)
         credentials = create_credentials(run_id)
         plan = active_plan()
-        payload = begin_job(log, run_id, settings, call, plan, self._checkpoint, launcher.application)
         with ExitStack() as stack:
             service = stack.enter_context(
                 SparkDriverService(
                     settings,
                     credentials,
-                    payload,
                     bind_address=launcher.bind_address,
                     event_log=log,
                     printer=printer,
@@ -71,7 +68,7 @@ class ClientDriver:
                 on_given_up=service.slot_given_up,
             )
             slots = launcher.launch(ticket, settings.max_np, listener)
-            service.kept_by(slots)
+            service.begin(begin_job(log, run_id, settings, call, plan, self._wish, launcher.application), slots)
             with slots:
                 try:
                     return _await(service)

@@ -53,7 +53,7 @@ from spark_elastic.launchers.spark import SparkLauncher
 from spark_elastic.protocol.connection import chunks
 from spark_elastic.protocol.credentials import create_credentials
 from spark_elastic.protocol.event_format import read_event
-from spark_elastic.protocol.records import JobFailed, JobFinished, SlotGivenUp, WorkerReported
+from spark_elastic.protocol.records import SlotGivenUp, WorkerReported
 from spark_elastic.protocol.reports import CheckpointWritten
 from spark_elastic.protocol.ticket import Ticket
 
@@ -83,8 +83,8 @@ class ClusterDriver:
     def __init__(self, wish: CheckpointWish | None) -> None:
         self._wish = wish
 
-    def prepare(self, launcher: Launcher, host_discovery_script: str | os.PathLike[str] | None) -> None:
-        """Refuse launchers without a cluster, and a script that would have to run here. The driver claims the checkpoint."""
+    def check(self, launcher: Launcher, host_discovery_script: str | os.PathLike[str] | None) -> None:
+        """Refuse launchers without a cluster, and a script that would have to run here."""
         if not isinstance(launcher, (SparkLauncher, ConnectLauncher)):
             raise ValueError(
                 "driver='cluster' is for the slots of a Spark session; with local the driver is in this process"
@@ -121,9 +121,7 @@ class ClusterDriver:
                     else:
                         logger.warning("%s; the job goes on with a new driver in another slot", error)
                         continue
-                    failure = TrainingFailedError(message)
-                    log.record(JobFailed(type(failure).__name__, message))
-                    raise failure from error
+                    raise TrainingFailedError(message) from error
 
 
 def room_for_workers(slots: int, wanted: int, setting: str) -> int:
@@ -163,9 +161,8 @@ class _Life:
         self._queries = Queries(launcher.session, self._run_id)
         self._driving: concurrent.futures.Future[list[bytes]]
         self._slots: Slots | None = None
-        # The number of the newest letter, and whether the end of the job has been reported already.
+        # The number of the newest letter.
         self._heard = 0
-        self._has_told_the_end = False
         self._parts: list[bytes] = []
         self._results: list[bytes] = []
         self._given_up = ""
@@ -174,16 +171,8 @@ class _Life:
 
     def run(self, call: bytes) -> list[bytes]:
         """Run the job. Return the pickled results, or raise the job's error, or ``_DriverLostError``."""
-        try:
-            with self._queries:
-                return self._drive(call)
-        except _DriverLostError:
-            raise
-        except BaseException as error:
-            if self.has_begun and not self._has_told_the_end:
-                told = error if isinstance(error, SparkElasticError) else JobCancelledError("run() was interrupted")
-                self._log.record(JobFailed(type(told).__name__, str(told)))
-            raise
+        with self._queries:
+            return self._drive(call)
 
     def _drive(self, call: bytes) -> list[bytes]:
         deadline = time.monotonic() + self._settings.start_timeout
@@ -262,6 +251,8 @@ class _Life:
     def _wait_for(self, queries: Sequence[concurrent.futures.Future[list[bytes]]], deadline: float) -> None:
         """Wait in short turns for one of these queries, before the job has begun."""
         while not concurrent.futures.wait(queries, SIGNAL_SECONDS, concurrent.futures.FIRST_COMPLETED).done:
+            if self._queries.ended:
+                raise self._cancelled(self._queries.ended)
             if time.monotonic() > deadline:
                 raise NotEnoughHostsError(
                     f"after start_timeout={self._settings.start_timeout:g} s there was no slot for the driver: "
@@ -311,7 +302,6 @@ class _Life:
                 entry = read_event(event)
                 if isinstance(entry.record, WorkerReported) and isinstance(entry.record.report, CheckpointWritten):
                     self.has_written = True
-                self._has_told_the_end |= isinstance(entry.record, (JobFailed, JobFinished))
                 self._log.pass_on(entry)
             case OutputTold(stream, prefix, lines, dropped):
                 self._printer.show(stream, prefix, lines, dropped, PRINT_SECONDS)

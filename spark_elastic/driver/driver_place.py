@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -36,19 +37,29 @@ class CheckpointWish:
     keep: int = KEPT
     best: Metric | None = None
 
+    def check(self) -> None:
+        """Raise ``CheckpointError`` if the checkpoint directory cannot be written. Leaves a job that writes there alone."""
+        with self._opened() as directory:
+            directory.try_to_write()
+
     def claim(self) -> CheckpointPlan:
         """Claim the next attempt in the checkpoint directory. Raises ``CheckpointError`` if it cannot be written."""
+        with self._opened() as directory:
+            attempt = directory.claim()
+        options = cloudpickle.dumps(dict(self.storage_options)) if self.storage_options else b""
+        best = None if self.best is None else (self.best.name, self.best.mode)
+        return CheckpointPlan(self.url, attempt, float(self.interval), self.keep, options, best)
+
+    @contextmanager
+    def _opened(self) -> Iterator[CheckpointDirectory]:
         try:
-            attempt = CheckpointDirectory(self.url, self.storage_options).claim()
+            yield CheckpointDirectory(self.url, self.storage_options)
         except CheckpointError:
             raise
         except Exception as error:
             raise CheckpointError(
                 f"checkpoint={self.url!r} cannot be written: {type(error).__name__}: {error}"
             ) from error
-        options = cloudpickle.dumps(dict(self.storage_options)) if self.storage_options else b""
-        best = None if self.best is None else (self.best.name, self.best.mode)
-        return CheckpointPlan(self.url, attempt, float(self.interval), self.keep, options, best)
 
 
 class DriverPlace(Protocol):
@@ -61,7 +72,7 @@ class DriverPlace(Protocol):
 
     def __init__(self, wish: CheckpointWish | None) -> None: ...
 
-    def prepare(self, launcher: Launcher, host_discovery_script: str | os.PathLike[str] | None) -> None:
+    def check(self, launcher: Launcher, host_discovery_script: str | os.PathLike[str] | None) -> None:
         """Do what can fail before anything is started. Raises ``CheckpointError``, or ``ValueError`` for wrong arguments."""
 
     def sizes(
@@ -72,7 +83,10 @@ class DriverPlace(Protocol):
     def run(
         self, launcher: Launcher, settings: JobSettings, call: bytes, log: EventLog, printer: OutputPrinter
     ) -> list[bytes]:
-        """Run the job until it ends. Return the pickled results in rank order, or raise the job's error."""
+        """Run the job until it ends. Return the pickled results in rank order, or raise the job's error.
+
+        Raises ``CheckpointError`` if the checkpoint cannot be claimed.
+        """
 
 
 def begin_job(
@@ -81,10 +95,14 @@ def begin_job(
     settings: JobSettings,
     call: bytes,
     faults: tuple[Fault, ...],
-    checkpoint: CheckpointPlan | None,
+    wish: CheckpointWish | None,
     application: str,
 ) -> bytes:
-    """Record that a job begins. Return the encoded job that each of its workers is given."""
+    """Claim the checkpoint and record that a job begins. Return the encoded job that each of its workers is given.
+
+    Whatever else may be refused comes before: a claim ends the checkpoints of another job that writes there.
+    """
+    checkpoint = None if wish is None else wish.claim()
     log.record(
         JobStarted(
             run_id=run_id,

@@ -15,6 +15,7 @@ from typing import Any, TextIO
 
 import msgspec
 
+from spark_elastic.errors import JobCancelledError
 from spark_elastic.protocol.event_format import as_event
 from spark_elastic.protocol.records import Entry, EventsDropped, JobFailed, JobFinished, JobStarted, Record
 
@@ -66,7 +67,7 @@ class EventLog:
         self._changed = threading.Condition()
         self._waiting: deque[Entry] = deque()
         self._dropped = 0
-        self._has_ended = False
+        self._has_begun = self._has_ended = False
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="spark_elastic-events", daemon=True)
 
@@ -91,11 +92,18 @@ class EventLog:
         """Note a record with the present time; never blocks."""
         self.pass_on(Entry(time.time(), record))
 
+    def failed(self, error: BaseException) -> None:
+        """Note the error with which ``run`` ends, if a job has begun whose end is not known yet; never blocks."""
+        if self._has_begun:
+            told = error if isinstance(error, Exception) else JobCancelledError("run() was interrupted")
+            self.record(JobFailed(type(told).__name__, str(told)))
+
     def pass_on(self, entry: Entry) -> None:
         """Note an entry that already has its time; never blocks."""
         with self._changed:
             if self._has_ended and not isinstance(entry.record, EventsDropped):
                 return  # workers sent this before they knew that the job had ended
+            self._has_begun |= isinstance(entry.record, JobStarted)
             self._has_ended |= isinstance(entry.record, (JobFinished, JobFailed))
             room = (QUEUE_LIMIT // 2 if self._dropped else QUEUE_LIMIT) - len(self._waiting)
             if room <= 0 and not self._is_closing:

@@ -203,7 +203,7 @@ def run(
         **rare,
     )
     place = DRIVERS[driver](wish)
-    place.prepare(launcher, host_discovery_script)
+    place.check(launcher, host_discovery_script)
     with ExitStack() as stack:
         display = stack.enter_context(ProgressDisplay(progress))
         stack.enter_context(launcher)
@@ -222,7 +222,11 @@ def run(
         try:
             results = place.run(launcher, settings, call, log, OutputPrinter(display.aside))
         except SparkElasticError as error:
+            log.failed(error)
             raise error.with_traceback(None)  # noqa: B904  # our own frames say nothing about what went wrong in the job
+        except BaseException as error:
+            log.failed(error)
+            raise
     strikes.warn_of_missing()
     return [_unpickle_result(place, result) for place, result in enumerate(results)]
 

@@ -65,7 +65,6 @@ class SparkDriverService:
         self,
         settings: JobSettings,
         credentials: Credentials,
-        payload: bytes,
         *,
         bind_address: str = "",
         event_log: EventLog | None = None,
@@ -78,7 +77,7 @@ class SparkDriverService:
         self.outcome: concurrent.futures.Future[list[bytes]] = concurrent.futures.Future()
         self.port = 0
         self._credentials = credentials
-        self._payload = payload
+        self._payload = b""
         self._bind_address = bind_address
         self._log = event_log or EventLog(None, None)
         self._has_failed = False
@@ -139,9 +138,9 @@ class SparkDriverService:
             self._closing = asyncio.run_coroutine_threadsafe(self.close(release_seconds), self._loop)
         self._closing.result()
 
-    def kept_by(self, keeper: SlotKeeper) -> None:
-        """Name the keeper of the job's slots. Tasks may come only afterwards."""
-        self._keeper = keeper
+    def begin(self, payload: bytes, keeper: SlotKeeper | None) -> None:
+        """Name the encoded job that workers are given, and the keeper of its slots. Tasks may come only afterwards."""
+        self._payload, self._keeper = payload, keeper
 
     def call(self, coroutine: Coroutine[object, object, T]) -> T:
         """Run a coroutine on the loop from another thread and return its result."""

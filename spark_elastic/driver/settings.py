@@ -78,11 +78,7 @@ class JobSettings:
             raise ValueError(
                 "adaptive_np needs a world that can continue with fewer workers; with elastic=False it cannot"
             )
-        if self.backend is not None and self.backend not in BACKENDS:
-            raise ValueError(f"backend must be one of {', '.join(BACKENDS)} or None, not {self.backend!r}")
-        object.__setattr__(self, "driver_port", whole_number("driver_port", self.driver_port, 0))
-        if self.driver_port > 65535:
-            raise ValueError(f"driver_port must be a port from 0 (any) to 65535, not {self.driver_port!r}")
+        self._check_network()
         for key, value in self.env.items():
             if not isinstance(key, str) or not isinstance(value, str):
                 raise ValueError(f"env must map strings to strings, not {key!r} to {value!r}")
@@ -90,6 +86,15 @@ class JobSettings:
                 raise ValueError(
                     f"env cannot set {key!r} to {value!r}: a name has at least one character and no '=', and neither has a NUL"
                 )
+
+    def _check_network(self) -> None:
+        if self.backend is not None and self.backend not in BACKENDS:
+            raise ValueError(f"backend must be one of {', '.join(BACKENDS)} or None, not {self.backend!r}")
+        if self.network_interface is not None and not isinstance(self.network_interface, str):
+            raise ValueError(f"network_interface must be the name of an interface, not {self.network_interface!r}")
+        object.__setattr__(self, "driver_port", whole_number("driver_port", self.driver_port, 0))
+        if self.driver_port > 65535:
+            raise ValueError(f"driver_port must be a port from 0 (any) to 65535, not {self.driver_port!r}")
 
 
 def check_fraction(name: str, value: object) -> None:

@@ -154,21 +154,19 @@ class DriveInSlot:
 
         log = EventLog(None, lambda event: tell(EventTold(event)))
         try:
-            checkpoint = None if job.wish is None else job.wish.claim()
             with ExitStack() as stack:
                 stack.enter_context(log)
-                payload = begin_job(log, job.run_id, job.settings, job.call, job.faults, checkpoint, job.application)
                 service = stack.enter_context(
                     SparkDriverService(
                         job.settings,
                         self.credentials,
-                        payload,
                         event_log=log,
                         printer=_LetterPrinter(tell),
                         faults=job.faults,
                     )
                 )
-                service.kept_by(_ClientsSlots(tell))
+                payload = begin_job(log, job.run_id, job.settings, job.call, job.faults, job.wish, job.application)
+                service.begin(payload, _ClientsSlots(tell))
                 addressed = Addressed(
                     own_addresses(self.spark_driver, service.port), own_addresses(self.spark_driver, post.port)
                 )

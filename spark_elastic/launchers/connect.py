@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import logging
 import random
-import re
 import socket
 import threading
 import time
@@ -21,6 +20,7 @@ from spark_elastic.launchers.base import SlotListener, refuse_to_strike
 from spark_elastic.launchers.defaults import YIELD_SECONDS, unlogged
 from spark_elastic.launchers.resources import ServersProfile, TaskResources, connect_profile
 from spark_elastic.launchers.session import check_gpus, default_sizes, note_use
+from spark_elastic.launchers.session_watch import WATCH_SECONDS, SessionWatch, endpoint_of
 from spark_elastic.launchers.slot import Slot
 from spark_elastic.launchers.slot_reason import GAVE_UP, find_hopeless, find_reason, never_registered
 from spark_elastic.launchers.spark_task import ArrowTask
@@ -32,17 +32,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("spark_elastic")
 
-# How often the session and its server are checked. Spark Connect's own client retries for many minutes before it gives up.
-WATCH_SECONDS = 1.0
-CONNECT_SECONDS = 5.0
-# A server that refuses this many connections in a row is gone. If it is restarted, it has another session.
-REFUSALS = 3
 END_SECONDS = 20.0
 # How often waiting queries are interrupted while the job ends, because another one may be about to be submitted.
 INTERRUPT_SECONDS = 0.2
-# How many seconds pass between two checks of the server while the job ends.
-PROBE_SECONDS = 0.2
-DEFAULT_PORT = 15002
 
 # When a session is being stopped, its queries are cancelled before the session says so itself.
 _INTERRUPTED = "its queries were interrupted, or its Spark Connect session was stopped"
@@ -150,16 +142,15 @@ class ConnectSlots:
         self._closing = False
         self._has_hosts = False
         self._end = ""
-        self._host, self._port = endpoint_of(session)
-        self._gone = f"the Spark Connect server at {self._host}:{self._port} is gone"
         self._threads = [
             threading.Thread(target=self._keep, args=(slot,), name=f"spark_elastic-slot-{slot.number}", daemon=True)
             for slot in self._slots
         ]
-        self._watcher = threading.Thread(target=self._watch, name="spark_elastic-launcher", daemon=True)
+        self._watch = SessionWatch(session, self._stop)
 
     def __enter__(self) -> ConnectSlots:
-        for thread in (self._watcher, *self._threads):
+        self._watch.__enter__()
+        for thread in self._threads:
             thread.start()
         return self
 
@@ -175,7 +166,7 @@ class ConnectSlots:
         for thread in self._threads:
             while thread.is_alive() and time.monotonic() < deadline + END_SECONDS and not self.find_end():
                 thread.join(WATCH_SECONDS)
-        self._watcher.join()
+        self._watch.__exit__()
 
     def submit_no_more(self) -> None:
         """Note that the job is over: its tasks are about to end, and must not be started again."""
@@ -201,11 +192,8 @@ class ConnectSlots:
 
     def find_end(self) -> str:
         """Say how Spark, or somebody through it, has ended the job; empty if it continues."""
-        if not self._end and self._session.is_stopped:
-            self._end = "its Spark Connect session was stopped"
-        if not self._end and self._is_gone():
-            # All workers are lost with the server. That may end the job before the watcher has noticed.
-            self._end = self._gone
+        # All workers are lost with the server. That may end the job before the watch has noticed.
+        self._end = self._end or self._watch.find_end()
         return self._end
 
     # ------------------------------------------------------------------ threads
@@ -245,36 +233,6 @@ class ConnectSlots:
         if "OPERATION_CANCELED" in said:
             return "" if slot.given_back == slot.tag else _INTERRUPTED
         return end_in(said)
-
-    def _watch(self) -> None:
-        """Notice the end of the session and of its server. A running query may not."""
-        refusals = 0
-        while self._wait(WATCH_SECONDS):
-            refusals = refusals + 1 if self._is_refused() else 0
-            if self._session.is_stopped:
-                self._stop("its Spark Connect session was stopped")
-            elif refusals == REFUSALS:
-                self._stop(self._gone)
-
-    def _is_refused(self) -> bool:
-        """Whether nothing listens at the server's address. A server that does not answer in time may only be busy."""
-        if not self._host:
-            return False
-        try:
-            socket.create_connection((self._host, self._port), CONNECT_SECONDS).close()
-        except ConnectionRefusedError:
-            return True
-        except OSError:
-            return False
-        return False
-
-    def _is_gone(self) -> bool:
-        """Whether the server refuses several times in a row. A single refusal may be chance."""
-        for _ in range(REFUSALS - 1):
-            if not self._is_refused():
-                return False
-            time.sleep(PROBE_SECONDS)
-        return self._is_refused()
 
     def _wait(self, seconds: float) -> bool:
         """Wait this many seconds, or until the job is over. Return whether the job continues."""
@@ -317,13 +275,6 @@ class ConnectSlots:
 def end_in(said: str) -> str:
     """Return, from what an error says, why no other query of this session will run; empty if another try may help."""
     return next((reason for sign, reason in _ENDED.items() if sign in said), "")
-
-
-def endpoint_of(session: SparkSession) -> tuple[str, int]:
-    """Return host and port of a session's server; an empty host if the session was not made from an address."""
-    builder = getattr(session.client, "_builder", None)
-    found = re.fullmatch(r"\[?(.+?)\]?:(\d+)", str(getattr(builder, "endpoint", "")))
-    return (found.group(1), int(found.group(2))) if found else ("", DEFAULT_PORT)
 
 
 def local_address(host: str, port: int) -> str:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from spark_elastic.launchers.connect import end_in
 from spark_elastic.launchers.defaults import unlogged
 from spark_elastic.launchers.session import is_connect
+from spark_elastic.launchers.session_watch import SessionWatch
 from spark_elastic.launchers.slot_reason import find_hopeless, find_reason
 from spark_elastic.launchers.spark import cancellation_in, inherited_properties, is_gone
 
@@ -42,7 +43,10 @@ _BUFFER_BYTES = 65536
 
 
 class Queries:
-    """Runs queries, each on a thread of its own, from ``__enter__`` to ``__exit__``, which interrupts those that still run."""
+    """Runs queries, each on a thread of its own, from ``__enter__`` to ``__exit__``, which interrupts those that still run.
+
+    ended: why no query will run any more, once that is known without one; else empty.
+    """
 
     def __init__(self, session: SparkSession | ConnectSession, run_id: str) -> None:
         self._session = session
@@ -51,19 +55,28 @@ class Queries:
         # The threads that run, and those that have ended since the last query was submitted.
         self._threads: dict[str, threading.Thread] = {}
         self._properties: dict[str, str] = {}
+        self._interrupter: threading.Thread | None = None
+        self.ended = ""
+        self._watch = SessionWatch(session, self._note_end) if is_connect(session) else None
 
     def __enter__(self) -> Queries:
         """Read the calling thread's local properties. After that it makes no call to the JVM, which Ctrl-C could interrupt."""
         if not is_connect(self._session):
             self._properties = inherited_properties(self._session.sparkContext)
+        if self._watch is not None:
+            self._watch.__enter__()
         return self
 
     def __exit__(self, *raised: object) -> None:
-        """Interrupt queries until none is left, for at most ``END_SECONDS``."""
+        """Interrupt queries until none is left, for at most ``END_SECONDS``. If the server is gone, none can be interrupted."""
         deadline = time.monotonic() + END_SECONDS
-        while (left := self._running()) and time.monotonic() < deadline:
+        while (left := self._running()) and not self.ended and time.monotonic() < deadline:
             self.interrupt()
             next(iter(left.values())).join(INTERRUPT_SECONDS)
+        if self._interrupter is not None and not self.ended:
+            self._interrupter.join(max(deadline - time.monotonic(), 0.0))
+        if self._watch is not None:
+            self._watch.__exit__()
 
     def submit(
         self, function: RowsFunction, description: str, rows: Sequence[bytes] = (), tasks: int = 1
@@ -82,7 +95,12 @@ class Queries:
         return future
 
     def interrupt(self) -> None:
-        """Interrupt all queries, whether they run or wait. Returns before they have ended."""
+        """Have all queries interrupted, whether they run or wait. Returns at once: a server that is gone is asked for minutes."""
+        if self._interrupter is None or not self._interrupter.is_alive():
+            self._interrupter = threading.Thread(target=self._interrupt, name="spark_elastic-interrupt", daemon=True)
+            self._interrupter.start()
+
+    def _interrupt(self) -> None:
         for tag in self._running():
             try:
                 if is_connect(self._session):
@@ -104,6 +122,9 @@ class Queries:
         else:
             ended = cancellation_in(said)
         return ended or find_hopeless(find_reason([said]))
+
+    def _note_end(self, reason: str) -> None:
+        self.ended = reason
 
     def _run(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,10 @@ from data_jobs import EPOCHS, ROWS, STEPS
 from jobs import check
 from other_processes import wait_until
 
+import spark_elastic
 from spark_elastic import CheckpointError, TrainingFailedError, load_checkpoint, load_model
+from spark_elastic.checkpoint.directory import CheckpointDirectory
+from spark_elastic.launchers.local import LocalSlots
 from spark_elastic.testing import Point, kill
 
 
@@ -143,8 +147,37 @@ def test_a_script_that_was_changed_is_told_which_settings_go_on(
 
 
 def test_a_checkpoint_that_cannot_be_written_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    import spark_elastic
-
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match="file/below' cannot be written: NotADirectoryError"):
         spark_elastic.run(training.plain, args=(1,), checkpoint=tmp_path / "file" / "below")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"driver_port": None}, "driver_port"),
+        ({"max_np": 2, "num_proc": 3}, "max_np"),
+        ({"host_discovery_script": "/bin/false"}, "failed with code 1"),
+    ],
+)
+def test_a_run_that_is_refused_leaves_the_checkpoint_to_the_job_that_writes_there(
+    wrong: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    directory = CheckpointDirectory(str(tmp_path))
+    attempt = directory.claim()
+    with socket.create_server(("", 0)) as taken:
+        wrong = {name: taken.getsockname()[1] if value is None else value for name, value in wrong.items()}
+        with pytest.raises((spark_elastic.SparkElasticError, ValueError, TypeError), match=told):
+            spark_elastic.run(training.plain, args=(1,), local=True, checkpoint=tmp_path, **wrong)
+    assert [claim.attempt for claim in directory.check_claim(attempt).claims] == [attempt]
+
+
+def test_a_job_that_cannot_start_its_slots_has_an_end_in_its_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_more_processes(self: Any) -> Any:
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(LocalSlots, "__enter__", no_more_processes)
+    events: list[dict[str, Any]] = []
+    with pytest.raises(OSError, match="no more processes"):
+        spark_elastic.run(training.plain, args=(1,), local=True, num_proc=1, on_event=events.append)
+    assert [event["event"] for event in events] == ["job_started", "job_failed"]

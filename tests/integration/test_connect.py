@@ -179,7 +179,8 @@ def test_stopping_the_session_cancels_the_job(server: ConnectServer) -> None:
         spark_elastic.run(count_steps, args=(1, 0.0), spark=session, max_np=2)
 
 
-def test_the_death_of_the_server_cancels_the_job(tmp_path: Path) -> None:
+@pytest.mark.parametrize("driver", ["client", "cluster"])
+def test_the_death_of_the_server_cancels_the_job(driver: str, tmp_path: Path) -> None:
     script = """
 import os
 import sys
@@ -191,19 +192,19 @@ from pyspark.sql import SparkSession
 import spark_elastic
 cloudpickle.register_pickle_by_value(training)
 
-server = ConnectServer(Path(sys.argv[1]), 2)
+server = ConnectServer(Path(sys.argv[1]), 4)
 SparkSession.builder.remote(server.url).getOrCreate()
 try:
     kill = lambda event: server.kill() if event["event"] == "world_formed" else None
     # Found without being given, as it is active.
-    spark_elastic.run(training.count_steps, args=(10**6, 0.02), max_np=2, on_event=kill)
+    spark_elastic.run(training.count_steps, args=(10**6, 0.02), max_np=2, driver=sys.argv[2], on_event=kill)
 except spark_elastic.JobCancelledError as error:
     print("cancelled:", error, flush=True)
     server.end()
     os._exit(0)  # the client's own hooks at the end of Python try to reach a lost server for minutes
 """.replace("SUPPORT", repr(str(Path(__file__).parents[1] / "support")))
     done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=200, check=False
+        [sys.executable, "-c", script, str(tmp_path), driver], capture_output=True, text=True, timeout=200, check=False
     )
     assert "cancelled: the job cannot go on in Spark: the Spark Connect server" in done.stdout, done.stderr
 

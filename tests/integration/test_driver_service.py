@@ -61,7 +61,8 @@ def log() -> Log:
 @pytest.fixture
 def service(log: Log) -> Iterator[SparkDriverService]:
     settings = JobSettings(min_np=1, max_np=2, num_proc=1)
-    with SparkDriverService(settings, CREDENTIALS, b"payload", bind_address="127.0.0.1", event_log=log) as service:
+    with SparkDriverService(settings, CREDENTIALS, bind_address="127.0.0.1", event_log=log) as service:
+        service.begin(b"payload", None)
         yield service
         # What a test leaves connected is cut here, so that leaving does not wait for it.
         service.cancel(JobCancelledError("the test is over"))
@@ -177,7 +178,7 @@ def test_a_slot_whose_task_is_silent_is_taken_over_before_tcp_gives_its_connecti
         return await expect(other, m.Welcome)
 
     settings = JobSettings(min_np=1, max_np=1, num_proc=1, heartbeat_timeout=1.0)
-    with SparkDriverService(settings, CREDENTIALS, b"", bind_address="127.0.0.1", event_log=log) as service:
+    with SparkDriverService(settings, CREDENTIALS, bind_address="127.0.0.1", event_log=log) as service:
         assert play(service, scene) == m.Welcome(1, {})
     assert log.of(records.HostLost)[0].reason == "it did not answer pings for 1 s"
 
@@ -204,9 +205,7 @@ def test_what_has_arrived_while_the_driver_stood_still_is_heard_before_it_judges
 
     settings = JobSettings(min_np=1, max_np=1, num_proc=1, heartbeat_timeout=1.5)
     runtime = replace(REAL_RUNTIME, clock=lambda: now[0])
-    with SparkDriverService(
-        settings, CREDENTIALS, b"", bind_address="127.0.0.1", event_log=log, runtime=runtime
-    ) as service:
+    with SparkDriverService(settings, CREDENTIALS, bind_address="127.0.0.1", event_log=log, runtime=runtime) as service:
         play(service, scene)
         service.cancel(JobCancelledError("the test is over"))
     assert {lost.reason for lost in log.of(records.HostLost)} <= {"its connection to the driver broke"}
@@ -387,7 +386,7 @@ def test_the_devices_group_is_aborted_when_all_ranks_have_answered_and_nothing_i
         return [type(await rank.receive()) for rank in ranks]
 
     settings = JobSettings(min_np=2, max_np=2, num_proc=2, backend=backend)
-    with SparkDriverService(settings, CREDENTIALS, b"payload", bind_address="127.0.0.1", event_log=log) as service:
+    with SparkDriverService(settings, CREDENTIALS, bind_address="127.0.0.1", event_log=log) as service:
         assert play(service, scene) == [m.FormWorld] * 2
         service.cancel(JobCancelledError("the test is over"))
 
@@ -404,7 +403,7 @@ def test_a_task_that_comes_when_the_job_is_over_is_released(service: SparkDriver
 def test_leaving_the_service_leaves_no_thread(log: Log) -> None:
     before = set(threading.enumerate())
     settings = JobSettings(min_np=1, max_np=2, num_proc=1)
-    with SparkDriverService(settings, CREDENTIALS, b"", bind_address="127.0.0.1", event_log=log):
+    with SparkDriverService(settings, CREDENTIALS, bind_address="127.0.0.1", event_log=log):
         pass
     assert set(threading.enumerate()) <= before
 
@@ -413,7 +412,7 @@ def test_a_port_that_is_taken_is_an_error_and_leaves_no_thread(service: SparkDri
     before = set(threading.enumerate())
     settings = JobSettings(min_np=1, max_np=2, num_proc=1, driver_port=service.port)
     with pytest.raises(SparkElasticError, match="driver_port"):
-        SparkDriverService(settings, CREDENTIALS, b"", bind_address="127.0.0.1", event_log=log).__enter__()
+        SparkDriverService(settings, CREDENTIALS, bind_address="127.0.0.1", event_log=log).__enter__()
     assert set(threading.enumerate()) <= before
 
 
@@ -444,7 +443,7 @@ def test_a_connection_that_came_in_as_the_service_closes_is_cut_before_close_ret
 
     settings = JobSettings(min_np=1, max_np=1, num_proc=1)
     runtime = replace(REAL_RUNTIME, connection=lambda *args: Silent())
-    with SparkDriverService(settings, CREDENTIALS, b"", bind_address="127.0.0.1", runtime=runtime) as service:
+    with SparkDriverService(settings, CREDENTIALS, bind_address="127.0.0.1", runtime=runtime) as service:
 
         async def close_and_look() -> set[Any]:
             service._door._shown(None, None)  # a handshake that ends in the turn of the loop in which close() begins

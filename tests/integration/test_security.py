@@ -131,7 +131,7 @@ def test_nothing_that_strangers_send_is_unpickled(watched: list[str], tmp_path: 
                 pass
 
     settings = JobSettings(min_np=1, max_np=1, num_proc=1)
-    with SparkDriverService(settings, made, b"", bind_address="127.0.0.1") as service:
+    with SparkDriverService(settings, made, bind_address="127.0.0.1") as service:
         asyncio.run(attack(service.port))
         assert not service.outcome.done()
     assert watched == []

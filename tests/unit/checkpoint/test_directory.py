@@ -153,6 +153,36 @@ def test_a_number_that_was_used_and_given_up_meanwhile_is_not_used_again(
     assert directory.claim() >= 3
 
 
+@pytest.mark.parametrize("fails", ["write", "list"])
+def test_a_claim_that_fails_leaves_another_run_its_own(
+    directory: CheckpointDirectory, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    """A full disk: the file is there, and empty."""
+    attempt = directory.claim()
+    write, listing = CheckpointDirectory._write, CheckpointDirectory.list
+    written: list[str] = []
+
+    def write_nothing(self: CheckpointDirectory, path: str, pieces: Iterable[bytes], *others: Any) -> Any:
+        written.append(path)
+        entry = write(self, path, [b""], *others)
+        if fails == "write":
+            raise OSError(28, "No space left on device")
+        return entry
+
+    def list_no_more(self: CheckpointDirectory) -> Listing:
+        if fails == "list" and written:
+            raise OSError(5, "the store does not answer")
+        return listing(self)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(CheckpointDirectory, "_write", write_nothing)
+        patched.setattr(CheckpointDirectory, "list", list_no_more)
+        with pytest.raises(OSError, match=r"No space|does not answer"):
+            CheckpointDirectory(directory.url).claim()
+    assert len(written) == 1
+    assert [claim.attempt for claim in directory.check_claim(attempt).claims] == [attempt]
+
+
 def test_a_store_that_does_not_list_what_was_written_is_refused(
     directory: CheckpointDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,7 +36,7 @@ from spark_elastic.errors import JobCancelledError, NotEnoughHostsError, Trainin
 from spark_elastic.launchers.defaults import fill_sizes
 from spark_elastic.protocol.event_format import as_event
 from spark_elastic.protocol.messages import Stream
-from spark_elastic.protocol.records import Entry, JobFinished, WorkerReported
+from spark_elastic.protocol.records import Entry, JobFinished, JobStarted, WorkerReported
 from spark_elastic.protocol.reports import CheckpointWritten
 
 
@@ -78,16 +78,17 @@ def test_a_discovery_script_of_the_client_cannot_run_beside_a_driver_elsewhere()
 # ---------------------------------------------------------------- a client and its drivers
 
 
+def encode(what: Any) -> bytes:
+    return bytes(msgspec.msgpack.encode(what))
+
+
 MEETING, SERVICE, POST = (("meeting", 1),), (("driver", 2),), (("driver", 3),)
 WISH = CheckpointWish("/checkpoints", 0.0)
 WRITTEN = EventTold(
     as_event(Entry(2.0, WorkerReported(0, 0, 1, CheckpointWritten(name="one", step=1, bytes=1, seconds=1.0))))
 )
+BEGUN = [[Letter(1, encode(EventTold(as_event(Entry(1.0, JobStarted("r", 1, 2, 2, None, "app"))))))]]
 LOST = RuntimeError("ExecutorLostFailure (executor 1 exited)")
-
-
-def encode(what: Any) -> bytes:
-    return bytes(msgspec.msgpack.encode(what))
 
 
 class Driver:
@@ -105,7 +106,7 @@ class Cluster:
         self.drivers = list(drivers)
         self.asked: list[Any] = []
         self.acknowledged: list[int] = []
-        self.end_of_session = ""
+        self.end_of_session = self.ended = ""
         self.finds_driver = True
         self.listener: Any = None
 
@@ -194,6 +195,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Any, list[Any]]
             try:
                 outcome: Any = ClusterDriver(wish).run(launcher, settings, b"call", log, OutputPrinter())  # type: ignore[arg-type]
             except Exception as error:
+                log.failed(error)
                 outcome = error
         return outcome, events
 
@@ -239,11 +241,12 @@ def test_a_shortage_of_slots_says_that_the_driver_takes_some(play: Any) -> None:
 
 @pytest.mark.parametrize("end", [LOST, [DriverLost("it was lost")]])
 def test_without_a_checkpoint_a_lost_driver_ends_the_job(play: Any, end: Any) -> None:
-    error, events = play(Cluster(Driver(end=end)))
+    error, events = play(Cluster(Driver(BEGUN, end)))
     assert isinstance(error, TrainingFailedError)
     assert "driver was lost" in str(error)
     assert str(error).endswith("With checkpoint= the job goes on by itself, in another slot")
-    assert [(event["event"], event["message"]) for event in events] == [("job_failed", str(error))]
+    assert [event["event"] for event in events] == ["job_started", "job_failed"]
+    assert events[-1]["message"] == str(error)
 
 
 def test_with_a_checkpoint_another_driver_goes_on(play: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -269,12 +272,12 @@ def test_a_checkpoint_that_was_written_begins_the_count_anew(play: Any) -> None:
 
 
 def test_a_session_that_has_ended_cancels_the_job_with_or_without_a_checkpoint(play: Any) -> None:
-    cluster = Cluster(Driver(end=LOST))
+    cluster = Cluster(Driver(BEGUN, LOST))
     cluster.end_of_session = "its queries were interrupted"
     error, events = play(cluster, WISH)
     assert isinstance(error, JobCancelledError)
     assert str(error) == "the job cannot go on in Spark: its queries were interrupted"
-    assert [event["error"] for event in events] == ["JobCancelledError"]
+    assert [event.get("error") for event in events] == [None, "JobCancelledError"]
 
 
 def test_where_no_driver_comes_the_process_that_waits_for_it_is_ended(play: Any) -> None:

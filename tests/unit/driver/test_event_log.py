@@ -16,6 +16,7 @@ from threads import find_thread
 
 from spark_elastic.driver import event_log
 from spark_elastic.driver.event_log import EventLog
+from spark_elastic.errors import TrainingFailedError
 from spark_elastic.protocol.event_format import as_event
 from spark_elastic.protocol.records import DriverPaused, Entry, JobFailed, JobFinished, JobStarted, Record, RunAgain
 from spark_elastic.timeline.event_log import choose_run, read_events
@@ -101,6 +102,27 @@ def test_the_end_of_the_job_is_the_last_event(end: Record) -> None:
         for record in (ONE, end, TWO, end):
             log.record(record)
     assert calls == [as_event(Entry(event["time"], record)) for event, record in zip(calls, (ONE, end), strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (TrainingFailedError("rank 0 raised"), ("TrainingFailedError", "rank 0 raised")),
+        (OSError("no more threads"), ("OSError", "no more threads")),
+        (KeyboardInterrupt(), ("JobCancelledError", "run() was interrupted")),
+    ],
+)
+def test_a_run_that_fails_has_its_end_told_once_and_one_that_has_not_begun_has_none(
+    error: BaseException, told: tuple[str, str]
+) -> None:
+    calls: list[Any] = []
+    with EventLog(None, calls.append) as log:
+        log.failed(error)
+        log.record(JobStarted("r", 1, 1, 1, None, "a"))
+        log.failed(error)
+        log.failed(error)
+    assert [event["event"] for event in calls] == ["job_started", "job_failed"]
+    assert (calls[-1]["error"], calls[-1]["message"]) == told
 
 
 def test_what_is_not_callable_is_refused() -> None:

@@ -81,6 +81,11 @@ def test_a_port_out_of_range_is_refused(port: int) -> None:
         JobSettings(**SIZES, driver_port=port)
 
 
+def test_an_interface_that_is_no_name_is_refused() -> None:
+    with pytest.raises(ValueError, match="network_interface must be the name of an interface, not 3"):
+        JobSettings(**SIZES, network_interface=3)
+
+
 @pytest.mark.parametrize("env", [{"A": 1}, {2: "b"}])
 def test_an_environment_that_is_not_of_strings_is_refused(env: dict[object, object]) -> None:
     with pytest.raises(ValueError, match="env must map strings to strings"):

@@ -11,7 +11,8 @@ import pytest
 
 from spark_elastic.launchers import connect
 from spark_elastic.launchers.base import SlotListener
-from spark_elastic.launchers.connect import ConnectLauncher, ConnectSlots, end_in, endpoint_of
+from spark_elastic.launchers.connect import ConnectLauncher, ConnectSlots, end_in
+from spark_elastic.launchers.session_watch import endpoint_of
 from spark_elastic.protocol.credentials import create_credentials
 from spark_elastic.protocol.ticket import Ticket
 

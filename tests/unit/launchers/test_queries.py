@@ -12,7 +12,9 @@ import pyarrow as pa
 import pytest
 
 from spark_elastic.launchers import queries as module
+from spark_elastic.launchers import session_watch
 from spark_elastic.launchers.queries import Queries, RowsMap
+from spark_elastic.launchers.session_watch import SessionWatch
 
 WAIT = 20.0
 
@@ -21,6 +23,7 @@ class Session:
     """Runs tasks where they are asked for; those that wait end when they are interrupted by their tag."""
 
     is_stopped = False
+    client = SimpleNamespace()
 
     def __init__(self) -> None:
         self.own = threading.local()
@@ -78,6 +81,23 @@ def test_rows_are_given_and_come_back_in_their_order_and_nothing_of_it_is_logged
         ]
         assert queries.submit(list, "").result(WAIT) == []
     assert caplog.messages == []
+
+
+def test_a_server_that_is_gone_is_not_waited_for(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark Connect's client asks such a server for many minutes, to interrupt a query as well as for the query's result."""
+    is_over = threading.Event()
+    monkeypatch.setattr(Session, "interruptTag", lambda self, tag: is_over.wait(WAIT))
+    monkeypatch.setattr(session_watch, "WATCH_SECONDS", 0.01)
+    monkeypatch.setattr(SessionWatch, "_is_refused", lambda self: session.waits.is_set())
+    with Queries(session, "run") as queries:  # type: ignore[arg-type]
+        waiting = queries.submit(lambda rows: [b"wait"], "")
+        assert session.waits.wait(WAIT)
+    assert "is gone" in queries.ended
+    assert not waiting.done()
+    assert not is_over.is_set()
+    is_over.set()
+    for interrupted in session.interrupted.values():
+        interrupted.set()
 
 
 def test_queries_that_still_run_are_taken_back_at_the_end(session: Session) -> None:
