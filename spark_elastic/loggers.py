@@ -106,7 +106,7 @@ class MLflowLogger(Logger):
 
         assert self._client is not None
         stamp = int(seconds * 1000)
-        metrics = [Metric(_REFUSED.sub("_", name), value, stamp, step) for name, value in values.items()]
+        metrics = [Metric(mlflow_name(name), value, stamp, step) for name, value in values.items()]
         self._client.log_batch(self._run, metrics)
 
     def finish(self, error: str | None) -> None:
@@ -189,6 +189,11 @@ def list_of_loggers(value: object) -> list[Logger]:
         if not isinstance(each, Logger):
             raise TypeError(f"{each!r} is not a logger of spark_elastic.loggers, nor derived from its Logger")
     return list(value)
+
+
+def mlflow_name(metric: str) -> str:
+    """Return the name of a metric with underscores in place of what MLflow refuses."""
+    return _REFUSED.sub("_", metric)
 
 
 def new_mlflow_run(

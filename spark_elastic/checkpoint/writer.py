@@ -35,6 +35,8 @@ logger = logging.getLogger("spark_elastic")
 STALL_SECONDS = 120.0
 # While a rank writes its part of a checkpoint, it tells rank 0 of progress no more often than this.
 TELL_SECONDS = 10.0
+# The pauses before a store that fails while a checkpoint is loaded is asked again.
+RESTORE_PAUSES = (0.5, 1.0, 2.0)
 
 
 class PartMeeting(Protocol):
@@ -107,8 +109,19 @@ class CheckpointWriter:
         return None if self._best is None else self._best.metric
 
     def restore(self, device: torch.device) -> SavedState | None:
-        """Load the newest undamaged checkpoint, with the job's pickled objects; None if there is none."""
+        """Load the newest undamaged checkpoint, with the job's pickled objects; None if there is none.
 
+        A store that fails is asked again, a few times.
+        """
+        for pause in RESTORE_PAUSES:
+            try:
+                return self._restore(device)
+            except OSError as error:
+                logger.warning("%s cannot be read, and is tried again in %g s: %s", self._directory.url, pause, error)
+                time.sleep(pause)
+        return self._restore(device)
+
+    def _restore(self, device: torch.device) -> SavedState | None:
         def load(name: CheckpointName) -> SavedState:
             return decode(self._directory, name, unpickle=True, device=device, progress=self._beat)
 

@@ -20,6 +20,7 @@ Urls = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]  # of one datas
 _S3, _GCS = ("s3", "S3FileSystem"), ("gs", "GcsFileSystem")
 _NATIVE = {"s3": _S3, "s3a": _S3, "gs": _GCS, "gcs": _GCS}
 _OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl"}
+_KINDS = {"file": pafs.FileType.File, "directory": pafs.FileType.Directory}
 _HINTS = {
     **dict.fromkeys(("s3", "s3a"), "; pip install s3fs, or give storage_options that pyarrow.fs.S3FileSystem takes"),
     **dict.fromkeys(("gs", "gcs"), "; pip install gcsfs, or give storage_options that pyarrow.fs.GcsFileSystem takes"),
@@ -46,8 +47,8 @@ class Location:
         Object stores have no folders, and their drivers would make a bucket of whatever name the URL has.
         """
         handler = getattr(self.filesystem, "handler", None)
-        names = self.filesystem.type_name if handler is None else handler.fs.protocol
-        if not _OBJECT_STORES.intersection([names] if isinstance(names, str) else names):
+        is_store = self.filesystem.type_name in _OBJECT_STORES if handler is None else _is_object_store(handler.fs)
+        if not is_store:
             self.filesystem.create_dir(os.path.dirname(path), recursive=True)
 
 
@@ -133,13 +134,16 @@ def forget_listings(filesystem: pafs.FileSystem) -> None:
 
 
 def list_below(filesystem: pafs.FileSystem, folder: str, *, recursive: bool = False) -> list[pafs.FileInfo]:
-    """List the content of a folder, which need not exist. Raises what the store raises.
+    """List the content of a folder, which need not exist. Raises what the store raises, and ``NotADirectoryError`` for a file.
 
-    To list a folder, pyarrow asks fsspec whether it exists, and fsspec says no whatever the error. So a store that refuses
-    access, or does not answer, would look empty.
+    pyarrow asks fsspec whether a folder exists, and fsspec says no whatever the error; then fsspec leaves out each folder within
+    it that cannot be listed. So a store that refuses access, or does not answer, would look empty, or hold less than it does.
+    The drivers of object stores list everything below a folder at once, and raise their errors.
     """
     forget_listings(filesystem)
     handler = getattr(filesystem, "handler", None)
+    if handler is not None and not _is_object_store(handler.fs):
+        return _walk(handler.fs, folder, recursive)
     selector = pafs.FileSelector(folder, allow_not_found=True, recursive=recursive)
     try:
         found: list[pafs.FileInfo] = filesystem.get_file_info(selector)
@@ -149,6 +153,37 @@ def list_below(filesystem: pafs.FileSystem, folder: str, *, recursive: bool = Fa
         pass  # another process created the folder between pyarrow's two looks
     found = filesystem.get_file_info(selector)
     return found
+
+
+def _walk(filesystem: Any, folder: str, recursive: bool) -> list[pafs.FileInfo]:
+    """List a folder of fsspec's, and those below it. One that does not exist, any more or at all, is empty."""
+    found: list[pafs.FileInfo] = []
+    folders = [folder]
+    while folders:
+        path = folders.pop()
+        try:
+            entries = filesystem.ls(path, detail=True)
+        except FileNotFoundError:
+            continue
+        for entry in entries:
+            kind = _KINDS.get(entry["type"], pafs.FileType.Unknown)
+            is_folder = kind == pafs.FileType.Directory
+            if entry["name"].strip("/") == path.strip(
+                "/"
+            ):  # some drivers list a file as its own content, or a folder as well
+                if is_folder:
+                    continue
+                raise NotADirectoryError(f"{path} is a file")
+            size = None if is_folder else entry["size"]
+            found.append(pafs.FileInfo(entry["name"], kind, size=size, mtime=entry.get("mtime")))
+            if is_folder and recursive:
+                folders.append(entry["name"])
+    return found
+
+
+def _is_object_store(filesystem: Any) -> bool:
+    names = filesystem.protocol
+    return bool(_OBJECT_STORES.intersection([names] if isinstance(names, str) else names))
 
 
 def _is_listed(filesystem: Any, folder: str) -> bool:
@@ -173,7 +208,7 @@ def list_files(location: Location) -> list[tuple[str, int | None]]:
             raise DataError(f"{location.root} does not exist")
         if info.type == pafs.FileType.File:
             return [("", info.mtime_ns)]
-        found = location.filesystem.get_file_info(pafs.FileSelector(location.root, recursive=True))
+        found = list_below(location.filesystem, location.root, recursive=True)
     except DataError:
         raise
     # Drivers of object stores raise their own errors for credentials, options and time-outs.

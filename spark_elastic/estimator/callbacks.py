@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from spark_elastic._saved_names import saved_as
 from spark_elastic.checkpoint.best import is_negated
-from spark_elastic.loggers import new_mlflow_run
+from spark_elastic.loggers import mlflow_name, new_mlflow_run
 
 if TYPE_CHECKING:
     import torch
@@ -301,7 +301,7 @@ class MLflow(Callback):
             experiment, name = self.experiment or "spark_elastic", self.run_name or ctx.run_id
             self.mlflow_run_id = new_mlflow_run(client, experiment, name, self.params, {})
         for name, value in _numbers(ctx.metrics).items():
-            client.log_metric(self.mlflow_run_id, name, value, step=ctx.epoch)
+            client.log_metric(self.mlflow_run_id, mlflow_name(name), value, step=ctx.epoch)
 
 
 def _numbers(metrics: Metrics) -> dict[str, float]:

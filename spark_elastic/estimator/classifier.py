@@ -25,8 +25,8 @@ from spark_elastic.estimator.model import ElasticModel, named_once
 from spark_elastic.estimator.objective import Loss
 from spark_elastic.estimator.params import param
 from spark_elastic.estimator.plan import DataPlan
-from spark_elastic.estimator.planning import own_randomness
 from spark_elastic.estimator.prediction import PredictionModel, Predictor
+from spark_elastic.estimator.recipe import own_randomness
 from spark_elastic.estimator.row_checks import not_in_classes
 from spark_elastic.estimator.shapes import ClassificationLoss
 from spark_elastic.estimator.transform import Finish

@@ -48,13 +48,11 @@ from spark_elastic.estimator.params import CATEGORICAL_COLS, FEATURE_COLS, Train
 from spark_elastic.estimator.persistence import EstimatorReader, EstimatorWriter
 from spark_elastic.estimator.plan import DataPlan, Trained, TrainingPlan
 from spark_elastic.estimator.planning import (
-    Recipe,
     Sizes,
     adapts_np,
     first_rows,
     given_batch,
     made_up_batch,
-    own_randomness,
     plan_data,
     plan_recipe,
     plan_resources,
@@ -64,6 +62,7 @@ from spark_elastic.estimator.planning import (
     settle_batch,
 )
 from spark_elastic.estimator.preflight import widths_of, with_extremes
+from spark_elastic.estimator.recipe import Recipe, own_randomness
 from spark_elastic.estimator.row_checks import (
     FLOAT_INDEXES,
     merged_index,

@@ -53,6 +53,10 @@ class Objective:
         metrics = {name: moved(metric, device) for name, metric in self.metrics.items()}
         return replace(self, losses=tuple(moved(loss, device) for loss in self.losses), metrics=metrics)
 
+    def for_outputs(self, layout: Layout, outputs: int) -> Objective:
+        """Return the objective of a network with so many outputs."""
+        return replace(self, count=1 if outputs == 1 and len(self.losses) == 1 else len(layout.labels))
+
     def pairs(self, layout: Layout, outputs: object, batch: Mapping[str, torch.Tensor]) -> list[Pair]:
         """Return (loss, output, label), in matching shapes, for each loss.
 
@@ -103,8 +107,15 @@ class Objective:
 
         For a metric that returns one number for each row, the value is the mean, weighted by ``weight`` [rows] if given.
         """
+        if not self.metrics or not pairs:
+            return {}
+        if len(pairs) != self.count:
+            raise TypeError(
+                f"metrics are measured on outputs like those of the network, of which labels take {self.count}, and trainStep "
+                f"returned {len(pairs)}"
+            )
         values = {}
-        for name, (metric, place) in (self.metrics_of(layout) if pairs else {}).items():
+        for name, (metric, place) in self.metrics_of(layout).items():
             if name in but:
                 continue
             _, output, label = pairs[place]
@@ -145,19 +156,17 @@ class Objective:
                 "twice, as a label's name is followed by a metric's; rename one"
             )
 
-    def accumulators(
-        self, layout: Layout, device: torch.device, see_all_rows: bool = False
-    ) -> dict[str, tuple[Metric, int]]:
+    def accumulators(self, layout: Layout, device: torch.device) -> dict[str, tuple[Metric, int]]:
         """Return fresh copies of the stateful metrics, by name, each with the position of its label.
 
-        see_all_rows: each rank will give its metrics all rows, so nothing has to be combined over ranks.
+        None of them combines its state over ranks by itself; see ``united``.
         """
         kept = {name: entry for name, entry in self.metrics_of(layout).items() if keeps_state(entry[0])}
         copies = {name: (copy.deepcopy(metric).to(device), place) for name, (metric, place) in kept.items()}
         for metric, _ in copies.values():
             metric.reset()
-            if see_all_rows and hasattr(metric, "sync_on_compute"):
-                metric.sync_on_compute = False
+            for part in _torchmetrics_in(metric):
+                part.sync_on_compute = False
         return copies
 
 
@@ -167,14 +176,50 @@ def keeps_state(metric: object) -> bool:
 
 
 def united(metric: Metric) -> Metric:
-    """Return the metric over the rows of all ranks, all of which call this. A torchmetrics metric combines its state itself."""
-    if se.size() == 1 or hasattr(metric, "sync_on_compute"):
+    """Return the metric over the rows of all ranks, all of which call this.
+
+    The metrics of torchmetrics would exchange their states themselves, but each list by itself, so that ranks that have updated
+    a list another number of times, or never, wait for each other or send what does not fit.
+    """
+    if se.size() == 1:
+        return metric
+    if hasattr(metric, "sync_on_compute"):
+        metric.to(torch.device("cpu"))
+        _merge_states(metric, se.allgather_object(_states(metric)))
         return metric
     # The metric's class may be from a script or a notebook, which plain pickle cannot import.
     gathered = se.allgather_object(cloudpickle.dumps(metric.to(torch.device("cpu"))))
     first, *others = map(cloudpickle.loads, gathered)
     first.merge_state(others)
     return first
+
+
+def _torchmetrics_in(metric: Metric) -> list[Any]:
+    """Return the metrics of torchmetrics that a metric consists of: itself and, for a wrapper, those within it."""
+    parts = metric.modules() if isinstance(metric, torch.nn.Module) else ()
+    return [part for part in parts if hasattr(part, "sync_on_compute")]
+
+
+def _states(metric: Metric) -> list[tuple[int, dict[str, Any]]]:
+    """Return how often each part was updated, and its states by name: tensors, and lists."""
+    return [
+        (part._update_count, {name: getattr(part, name) for name in part._reductions})
+        for part in _torchmetrics_in(metric)
+    ]
+
+
+def _merge_states(metric: Metric, gathered: Sequence[list[tuple[int, dict[str, Any]]]]) -> None:
+    """Give a metric of torchmetrics the states of all ranks. Ranks that have not updated a part have nothing to add to it."""
+    for part, *found in zip(_torchmetrics_in(metric), *gathered, strict=True):
+        states = [state for count, state in found if count] or [state for _, state in found]
+        for name, reduce in part._reductions.items():
+            values = [state[name] for state in states]
+            if isinstance(values[0], list):
+                setattr(part, name, [entry for value in values for entry in value])
+            else:
+                stacked = torch.stack(values)
+                setattr(part, name, stacked if reduce is None else reduce(stacked))
+        part._update_count = sum(count for count, _ in found)
 
 
 def check_united(name: str, metric: object) -> None:

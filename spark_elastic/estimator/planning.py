@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,13 +18,13 @@ from spark_elastic.driver.run import DRIVERS
 from spark_elastic.driver.settings import check_sizes
 from spark_elastic.estimator.batch_size import enough_workers
 from spark_elastic.estimator.dataset import Split
-from spark_elastic.estimator.expectations import check_output
-from spark_elastic.estimator.frame import Facts, check_exists, check_scalars, row_shape
+from spark_elastic.estimator.frame import check_exists, check_scalars, row_shape
 from spark_elastic.estimator.layout import Layout
-from spark_elastic.estimator.objective import Objective, ignores, is_cross_entropy, weighs_labels
+from spark_elastic.estimator.objective import Objective, weighs_labels
 from spark_elastic.estimator.params import Parameterized
 from spark_elastic.estimator.plan import DataPlan, StepPlan
-from spark_elastic.estimator.preflight import ROWS, check_steps, made_up, try_model
+from spark_elastic.estimator.preflight import ROWS, check_steps, made_up
+from spark_elastic.estimator.recipe import Recipe, own_randomness
 from spark_elastic.estimator.row_checks import check_rows
 from spark_elastic.estimator.schedules import wants_course
 from spark_elastic.estimator.shapes import name_of
@@ -50,115 +47,6 @@ class Sizes:
     least: int
     start: int
     most: int
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """What is trained, and how: copies of the network and of an optimizer instance over it, with their settings.
-
-    is_weighted: whether rows have different weights in the loss. has_unused: whether the loss does not depend on some trained
-    parameters.
-    """
-
-    network: torch.nn.Module
-    layout: Layout
-    steps: StepPlan
-    objective: Objective | None
-    on_cpu: bool
-    transform: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]] | None = None
-    is_weighted: bool = False
-    has_unused: bool = False
-
-    def checked_on(self, batch: dict[str, torch.Tensor], *, labels_known: bool = True) -> Recipe:
-        """Try one step on the driver's CPU, if it can run there, and return the recipe with what the step has shown.
-
-        labels_known: whether the labels are real, not made up. Raises ValueError if network, columns, labels and losses do not
-        fit each other.
-        """
-        if not self.on_cpu:
-            return self
-        with own_randomness(0):
-            batch = self.transform(batch) if self.transform else batch
-            layout, objective, unused = try_model(
-                self.network,
-                self.layout,
-                self.objective,
-                batch,
-                labels_known=labels_known,
-                is_weighted=self.is_weighted,
-            )
-        return replace(self, layout=layout, objective=objective, has_unused=unused)
-
-    def check_evaluation(self, batch: dict[str, torch.Tensor]) -> None:
-        """Raise ValueError if losses would misinterpret the network's outputs in evaluation mode."""
-        if not self.on_cpu or self.objective is None:
-            return
-        with own_randomness(0):
-            batch = self.transform(batch) if self.transform else batch
-            outputs = self.layout.call(copy.deepcopy(self.network).eval(), batch)
-            for loss, output, _ in self.objective.pairs(self.layout, outputs, batch):
-                check_output(loss, output, "in evaluation ")
-
-    def check_categories(self, batch: Mapping[str, torch.Tensor], facts: Facts) -> None:
-        """Try the largest index of each column of categories. Raises ValueError, naming it, if the network cannot take it."""
-        for name in self.layout.categories:
-            if (most := facts.get(name, {}).get("max")) is not None:
-                self.checked_on({**batch, name: torch.full_like(batch[name], most)})
-
-    def weighs_labels(self, facts: Facts, shards: int | None, sample: Mapping[str, torch.Tensor]) -> bool:
-        """Whether the only loss may divide by the weights of its labels. Raises ValueError if, with shards, it ignores some.
-
-        facts: those of the whole data; for lists they only have the lengths. sample: a few rows.
-        """
-        if self.objective is None or len(self.layout.labels) != 1 or self.steps.train_step is not None:
-            return False
-        (loss,), (label,) = self.objective.losses, self.layout.labels
-        least = self._least(label, facts, sample)
-        has_ignored = ignores(loss, least)
-        if has_ignored and shards is not None:
-            raise ValueError(
-                f"deterministic=True weights the shards of a batch by their rows, and {name_of(loss)} ignores some labels of "
-                f"column {label!r}: drop these rows, or weight them by 0 in a trainStep"
-            )
-        may_ignore = least is None and shards is None and is_cross_entropy(loss)
-        return has_ignored or may_ignore or weighs_labels(loss)
-
-    def may_ignore(self, facts: Facts, shards: int | None, sample: Mapping[str, torch.Tensor]) -> bool:
-        """Whether steps have to look for labels that a loss ignores, because rows cannot be weighted by their counted labels."""
-        if (
-            self.objective is None
-            or self.steps.train_step is not None
-            or (shards is None and len(self.layout.labels) < 2)
-        ):
-            return False
-        least = [self._least(label, facts, sample) for label in self.layout.labels]
-        losses = [loss for loss in self.objective.losses if is_cross_entropy(loss)]
-        return any(each is None or ignores(loss, each) for loss in losses for each in least)
-
-    def _least(self, label: str, facts: Facts, sample: Mapping[str, torch.Tensor]) -> float | None:
-        """Return the least label; None if facts lack it: for lists they have lengths, and a transform may change labels."""
-        known = label in facts and sample[label].dim() == 1 and self.transform is None
-        return facts[label]["min"] if known else None
-
-    def class_labels(self, outputs: int) -> tuple[str, ...]:
-        """Return the columns that losses take as class indexes, provided that losses receive the columns unchanged."""
-        if self.objective is None or self.transform is not None or self.steps.train_step is not None:
-            return ()
-        return self.objective.class_labels(self.layout, outputs)
-
-
-_one_generator = threading.Lock()
-
-
-@contextmanager
-def own_randomness(seed: int) -> Iterator[None]:
-    """Draw random numbers from ``seed``, and leave torch's generator unchanged.
-
-    All threads share the generator, so concurrent fits take turns. Otherwise their networks would use each other's numbers.
-    """
-    with _one_generator, torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        yield
 
 
 def plan_recipe(params: Parameterized, layout: Layout, default_loss: object) -> Recipe:

@@ -451,7 +451,7 @@ class Trainer:
             shard=shard,
             **data.reading,
         )
-        whole = objective.accumulators(layout, self.device, see_all_rows=data.shards is not None)
+        whole = objective.accumulators(layout, self.device)
         names = ["loss", *(name for name in objective.metrics_of(layout) if name not in whole), "weight"]
         sums = torch.zeros(len(names), dtype=torch.float64)
         with torch.no_grad():

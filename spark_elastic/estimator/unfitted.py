@@ -14,8 +14,8 @@ from pyspark.sql.types import ArrayType, BinaryType, IntegralType
 from spark_elastic.estimator.expectations import with_graph
 from spark_elastic.estimator.frame import as_list, check_columns, row_shape
 from spark_elastic.estimator.layout import Layout, outputs_of
-from spark_elastic.estimator.planning import own_randomness
 from spark_elastic.estimator.preflight import ROWS, try_layouts, widths_of
+from spark_elastic.estimator.recipe import own_randomness
 
 if TYPE_CHECKING:
     from spark_elastic.estimator.model import ElasticModel
@@ -32,6 +32,7 @@ def describe_from_frame(model: ElasticModel, layout: Layout, frame: DataFrame) -
     with own_randomness(0):
         batch = {name: _made_up(frame, name, sizes[name]) for name in layout.features}
         outputs, layout, _ = try_layouts(with_graph(model.model), layout, batch)
+        layout = layout.settled(batch)  # for rows of other types, as after a fit
     shapes = {name: None if values.is_nested else tuple(values.shape[1:]) for name, values in batch.items()}
     found = outputs_of(outputs, layout)
     model.describe(layout=layout, shapes=shapes, widths=widths_of(found))._take_for_probabilities(found)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Protocol
 
-from spark_elastic._text import as_utf8
+from spark_elastic._text import as_utf8, shortened
 from spark_elastic.errors import SparkElasticError, WorkerLostError
 from spark_elastic.protocol import messages as m
 from spark_elastic.protocol.connection import Connection, ConnectionLostError, encode
@@ -29,6 +29,9 @@ logger = logging.getLogger("spark_elastic")
 HEARTBEAT_SECONDS = 1.0
 # The time limit for a worker's exit handlers.
 GOODBYE_SECONDS = 5.0
+# How many characters of an error, and of its traceback, are sent. A message above the limit of a frame would not be sent at all.
+MOST_OF_AN_ERROR = 20_000
+MOST_OF_A_REPORT = 500_000
 
 
 class GenerationOverError(WorkerLostError):
@@ -135,6 +138,7 @@ class ControlClient:
     def raised(self, error: str, where: str, report: str, fatal: bool = False, kind: str = "") -> None:
         """Tell the driver that something was raised, ``where`` as file:line; nothing more comes from this worker."""
         self._ending = True
+        error, report = shortened(error, MOST_OF_AN_ERROR), shortened(report, MOST_OF_A_REPORT)
         self._send(m.WorkerRaised(as_utf8(error), where, as_utf8(report), fatal, kind))
 
     def send_result(self, data: bytes, elastic: bool) -> None:

@@ -437,6 +437,10 @@ class DistributedDataParallel(nn.Module):
     def _leave(self) -> None:
         loops.abandon()
         self._keep(rows_given=set(), _sharding=None)
+        if (ddp := vars(self).get("_ddp")) is not None:
+            # torch.compile may hold the wrapper for a while, whose reducer would go on to reduce gradients, in the old group.
+            for part in ("reducer", "logger"):
+                vars(ddp).pop(part, None)
         self._keep(_ddp=None, _world=None, _by_hand=None, _reduced=None, _content=None, _pass=-1)
 
     def _keep(self, **values: object) -> None:

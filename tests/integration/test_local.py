@@ -200,3 +200,18 @@ def test_modules_beside_the_script_are_found_in_the_workers(tmp_path: Path, monk
     from beside import answer  # type: ignore[import-not-found]
 
     assert spark_elastic.run(answer, local=True, num_proc=1) == [42]
+
+
+def raise_much() -> None:
+    raise ValueError("begins " + 40_000_000 * "y" + " ends")
+
+
+def test_an_error_of_any_length_ends_the_job() -> None:
+    """In a message of more than 64 MiB, it was never sent, and the worker waited for ever."""
+    with pytest.raises(spark_elastic.TrainingFailedError) as raised:
+        spark_elastic.run(raise_much, local=True, num_proc=1, max_np=1)
+    said = str(raised.value)
+    assert "begins yy" in said
+    assert "characters are left out" in said
+    assert "yy ends" in said
+    assert len(said) < 10_000_000

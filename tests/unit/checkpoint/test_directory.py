@@ -68,7 +68,7 @@ class Refusing(MemoryFileSystem):
 
 
 def test_a_store_that_refuses_access_does_not_look_empty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would make a job start over that could resume. What fails for a moment is asked again."""
+    """It would make a job start over that could resume."""
     fsspec.register_implementation("refusing", Refusing, clobber=True)
     directory = CheckpointDirectory("refusing://folder")
     with pytest.raises(PermissionError, match="no credentials"):
@@ -76,7 +76,30 @@ def test_a_store_that_refuses_access_does_not_look_empty(monkeypatch: pytest.Mon
     monkeypatch.setattr(Refusing, "refused", 0)
     assert directory.list() == Listing()
     fill(FIRST, directory)
-    monkeypatch.setattr(Refusing, "refused", 2)
+    monkeypatch.setattr(Refusing, "refused", 1)
+    with pytest.raises(PermissionError, match="no credentials"):
+        directory.list()
+    assert directory.list().complete == {FIRST}
+
+
+class RefusingWithin(MemoryFileSystem):
+    protocol = "refusing-within"
+    refused = str(FIRST)
+
+    def ls(self, path: str, *others: Any, **more: Any) -> Any:
+        if path.endswith(RefusingWithin.refused):
+            raise PermissionError(path)
+        return super().ls(path, *others, **more)
+
+
+def test_a_checkpoint_that_cannot_be_listed_does_not_look_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next run would start over, and remove it. fsspec's own way of listing leaves out what it cannot list."""
+    fsspec.register_implementation("refusing-within", RefusingWithin, clobber=True)
+    directory = CheckpointDirectory("refusing-within://folder")
+    fill(FIRST, directory)
+    with pytest.raises(PermissionError, match=str(FIRST)):
+        directory.list()
+    monkeypatch.setattr(RefusingWithin, "refused", "nothing")
     assert directory.list().complete == {FIRST}
 
 

@@ -19,6 +19,7 @@ from worker_stage import Stage, on_stage
 
 import spark_elastic
 from spark_elastic import DistributedDataParallel, load_checkpoint, load_model
+from spark_elastic.checkpoint import writer
 from spark_elastic.checkpoint.best import Metric
 from spark_elastic.checkpoint.content import OpaqueObject, decode, encode
 from spark_elastic.checkpoint.directory import CheckpointDirectory
@@ -200,6 +201,25 @@ def test_reset_callbacks_get_the_size_of_the_world_that_wrote_the_checkpoint(sta
     assert calls == []
     new_run(stage, url, called(ObjectState(epoch=0)), others=[None])
     assert calls == [(3, 2)]
+
+
+def test_a_store_that_fails_for_a_moment_while_a_run_begins_is_asked_again(
+    stage: Stage, url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = new_run(stage, url, ObjectState(epoch=0))
+    state.epoch = 3
+    commit(stage, state)
+    check_claim, failures = CheckpointDirectory.check_claim, iter(range(2))
+
+    def fail_twice(self: CheckpointDirectory, attempt: int) -> Any:
+        for _ in failures:
+            raise OSError(5, "connection reset")
+        return check_claim(self, attempt)
+
+    monkeypatch.setattr(CheckpointDirectory, "check_claim", fail_twice)
+    monkeypatch.setattr(writer, "RESTORE_PAUSES", (0.0, 0.0))
+    assert new_run(stage, url, ObjectState(epoch=0)).epoch == 3
+    assert caplog.text.count("connection reset") == 2
 
 
 def test_random_numbers_differ_from_run_to_run(stage: Stage, url: str) -> None:

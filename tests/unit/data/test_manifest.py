@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import numpy as np
@@ -9,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from data_worlds import make_table, write_dataset
+from fsspec.implementations.local import LocalFileSystem
 
 from spark_elastic.data import Manifest, ParquetLoader, read_manifest
 from spark_elastic.data.pinning import set_pin
@@ -85,6 +87,26 @@ def test_a_file_that_is_not_parquet_is_named(tmp_path: Path, content: bytes) -> 
     (tmp_path / "odd.parquet").write_bytes(content)
     with pytest.raises(DataError, match=r"odd\.parquet cannot be read as Parquet"):
         read_manifest(tmp_path)
+
+
+class Refusing(LocalFileSystem):
+    """Stands for drivers of fsspec with its own way of listing, which leaves out folders that it cannot list."""
+
+    protocol = "refusing-day"
+
+    def ls(self, path: str, *others: Any, **more: Any) -> Any:
+        if path.endswith("day=1"):
+            raise PermissionError(path)
+        return super().ls(path, *others, **more)
+
+
+def test_a_dataset_with_a_folder_that_cannot_be_listed_is_not_read_without_it(tmp_path: Path) -> None:
+    fsspec.register_implementation("refusing-day", Refusing, clobber=True)
+    for day in range(2):
+        (tmp_path / f"day={day}").mkdir()
+        pq.write_table(pa.table({"x": [1.0]}), tmp_path / f"day={day}" / "part.parquet")
+    with pytest.raises(DataError, match=r"cannot be listed: PermissionError: .*day=1"):
+        read_manifest(f"refusing-day://{tmp_path}")
 
 
 def test_nothing_to_read_is_an_error_that_names_the_url(tmp_path: Path) -> None:

@@ -29,7 +29,6 @@ from spark_elastic.estimator.batch_size import (
 from spark_elastic.estimator.estimator import _tell_batch
 from spark_elastic.estimator.plan import DataPlan, Trained
 from spark_elastic.estimator.planning import (
-    Recipe,
     Sizes,
     first_rows,
     given_batch,
@@ -38,6 +37,7 @@ from spark_elastic.estimator.planning import (
     plan_shards,
     settle_batch,
 )
+from spark_elastic.estimator.recipe import Recipe
 from spark_elastic.estimator.runs import RunRecord, check_run, describe_params, read_record
 from spark_elastic.estimator.schedules import wants_epochs
 

@@ -78,6 +78,18 @@ def test_mlflow_logs_all_epochs_to_one_run(dataset: str, tmp_path: Path, monkeyp
     assert logged == pytest.approx([entry["val_loss"] for entry in found.history])
 
 
+def test_mlflow_takes_a_metric_of_any_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    from mlflow import tracking
+
+    (context,) = contexts(1.0)
+    context.metrics["acc@1, é"] = 0.5
+    callback = MLflow(tmp_path.as_uri())
+    callback.on_epoch_end(context)
+    run = tracking.MlflowClient(tmp_path.as_uri()).get_run(callback.mlflow_run_id)
+    assert run.data.metrics["acc_1_ é"] == 0.5
+
+
 def test_tensorboard_writes_all_epochs_to_the_runs_logs(dataset: str, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

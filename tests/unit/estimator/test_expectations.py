@@ -18,8 +18,9 @@ from spark_elastic.estimator.expectations import are_probabilities, check_labels
 from spark_elastic.estimator.layout import Input, Layout
 from spark_elastic.estimator.model import named_once
 from spark_elastic.estimator.objective import Objective
-from spark_elastic.estimator.planning import Recipe, plan_recipe
+from spark_elastic.estimator.planning import plan_recipe
 from spark_elastic.estimator.preflight import with_extremes
+from spark_elastic.estimator.recipe import Recipe
 from spark_elastic.estimator.row_checks import check_whole
 from spark_elastic.estimator.shapes import ClassificationLoss, meet
 
@@ -357,6 +358,22 @@ def test_metrics_beside_a_step_without_a_loss_are_an_error() -> None:
         ValueError, match=r"metrics \['gap'\] are measured where a loss meets outputs and labels: give loss"
     ):
         recipe(given)
+
+
+@pytest.mark.parametrize("where", [{"trainStep": lambda model, batch, context: torch.zeros(())}, {"useGpu": True}])
+def test_columns_are_fitted_to_a_network_whose_steps_run_elsewhere(where: dict[str, Any]) -> None:
+    """They came to scoring, and on GPUs to training, one by one, where the network takes them side by side."""
+    one = recipe(estimator(ending(outputs=1), nn.MSELoss(), **where))
+    assert [(entry.columns, entry.expand) for entry in one.layout.inputs] == [(("x",), True)]
+    given = {"loss": nn.MSELoss(), "labelCols": ["label", "other"], "featureCols": ["x", "other"], **where}
+    two = recipe(TorchEstimator(model=nn.Linear(2, 2), metrics={"gap": len}, **given))
+    assert [entry.columns for entry in two.layout.inputs] == [("x", "other")]
+    assert two.objective is not None
+    assert two.objective.count == 1
+    with pytest.raises(
+        ValueError, match=r"the model cannot be called with these columns: .* \(columns x \[rows\] float32\)"
+    ):
+        recipe(estimator(nn.Linear(3, 1), nn.MSELoss(), **where))
 
 
 def test_two_outputs_of_one_name_are_an_error() -> None:

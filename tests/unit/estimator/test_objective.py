@@ -1,6 +1,9 @@
-"""Losses that ignore labels, where nothing stands for them."""
+"""Losses that ignore labels, and metrics over the rows of all ranks."""
 
 from __future__ import annotations
+
+import copy
+from typing import Any
 
 import pytest
 import torch
@@ -8,7 +11,9 @@ import torchmetrics
 from torch import nn
 
 from spark_elastic.errors import DataError
-from spark_elastic.estimator.objective import check_united, refuse_ignored
+from spark_elastic.estimator import objective as module
+from spark_elastic.estimator.layout import Input, Layout
+from spark_elastic.estimator.objective import Objective, check_united, refuse_ignored, united
 
 
 def test_ignored_labels_are_refused_where_rows_cannot_be_weighted_by_what_a_loss_counts() -> None:
@@ -40,3 +45,48 @@ def test_a_state_that_nobody_elses_can_be_added_to_is_refused_by_name() -> None:
         check_united("own", OfItsOwnRows())
     for metric in (torchmetrics.MeanMetric(), nn.L1Loss(), lambda output, label: 0.0):
         check_united("fine", metric)
+
+
+ROWS = torch.Generator().manual_seed(1)
+SCORES, CLASSES = torch.rand((12, 3), generator=ROWS), torch.randint(0, 3, (12,), generator=ROWS)
+
+
+@pytest.mark.parametrize(
+    ("metric", "columns"),
+    [
+        (torchmetrics.AUROC(task="multiclass", num_classes=3), (SCORES, CLASSES)),
+        (torchmetrics.MeanSquaredError(), (SCORES[:, 0], SCORES[:, 1])),
+        (torchmetrics.PearsonCorrCoef(), (SCORES[:, 0], SCORES[:, 1])),
+        (torchmetrics.SpearmanCorrCoef(), (SCORES[:, 0], SCORES[:, 1])),
+        (torchmetrics.SpearmanCorrCoef() + torchmetrics.MeanSquaredError(), (SCORES[:, 0], SCORES[:, 1])),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+@pytest.mark.parametrize("parts", [[slice(0, 12), slice(0, 0)], [slice(0, 5), slice(5, 12)]], ids=["none", "some"])
+def test_a_metric_of_torchmetrics_is_that_of_all_rows_however_few_a_rank_has(
+    metric: Any, columns: tuple[torch.Tensor, ...], parts: list[slice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By itself, it would wait for ranks that have updated its lists another number of times, or die of what they send."""
+    layout = Layout((Input(None, ("x",)),), ("y",))
+    ranks = []
+    for part in parts:
+        ((found, _),) = Objective((), (), {"m": metric}).accumulators(layout, torch.device("cpu")).values()
+        for start in range(part.start, part.stop, 2):  # in batches, of which the ranks have unequal numbers
+            found.update(*(column[start : min(start + 2, part.stop)] for column in columns))
+        ranks.append(found)
+    monkeypatch.setattr(module.se, "size", lambda: 2)
+    states = [module._states(rank) for rank in ranks]
+    monkeypatch.setattr(module.se, "allgather_object", lambda mine: copy.deepcopy(states))
+    whole = copy.deepcopy(metric)
+    whole.update(*columns)
+    for rank in ranks:
+        assert torch.allclose(united(rank).compute(), whole.compute())
+
+
+def test_outputs_of_a_step_that_metrics_do_not_know_are_named() -> None:
+    layout, metrics = Layout((Input(None, ("x",)),), ("a", "b")), {"gap": lambda output, label: 0.0}
+    one = Objective((nn.MSELoss(),), (), metrics, count=2).for_outputs(layout, 1)
+    pair = (nn.MSELoss(), SCORES[:, :1], SCORES[:, 1:2])
+    assert one.measure(layout, [pair]) == {"gap": 0.0}
+    with pytest.raises(TypeError, match="of which labels take 1, and trainStep returned 2"):
+        one.measure(layout, [pair, pair])

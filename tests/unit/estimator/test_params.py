@@ -44,12 +44,12 @@ from spark_elastic.estimator.frame import check_columns, is_index
 from spark_elastic.estimator.persistence import ModelWriter
 from spark_elastic.estimator.planning import (
     made_up_batch,
-    own_randomness,
     plan_data,
     plan_recipe,
     plan_sizes,
     plan_split,
 )
+from spark_elastic.estimator.recipe import own_randomness
 from spark_elastic.estimator.runs import VERSION, RunRecord, describe_params, read_record
 from spark_elastic.estimator.slots import SlotLedger
 from spark_elastic.launchers.session import check_gpus
