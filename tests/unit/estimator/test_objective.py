@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any
 
 import pytest
@@ -48,7 +49,7 @@ def test_a_state_that_nobody_elses_can_be_added_to_is_refused_by_name() -> None:
 
 
 ROWS = torch.Generator().manual_seed(1)
-SCORES, CLASSES = torch.rand((12, 3), generator=ROWS), torch.randint(0, 3, (12,), generator=ROWS)
+SCORES, CLASSES = torch.rand((12, 3), generator=ROWS), torch.arange(12) % 3
 
 
 @pytest.mark.parametrize(
@@ -56,6 +57,10 @@ SCORES, CLASSES = torch.rand((12, 3), generator=ROWS), torch.randint(0, 3, (12,)
     [
         (torchmetrics.AUROC(task="multiclass", num_classes=3), (SCORES, CLASSES)),
         (torchmetrics.MeanSquaredError(), (SCORES[:, 0], SCORES[:, 1])),
+        (
+            torchmetrics.ExplainedVariance(),
+            (SCORES[:, :2], SCORES[:, 1:]),
+        ),  # its states get their shapes from the first rows
         (torchmetrics.PearsonCorrCoef(), (SCORES[:, 0], SCORES[:, 1])),
         (torchmetrics.SpearmanCorrCoef(), (SCORES[:, 0], SCORES[:, 1])),
         (torchmetrics.SpearmanCorrCoef() + torchmetrics.MeanSquaredError(), (SCORES[:, 0], SCORES[:, 1])),
@@ -73,14 +78,17 @@ def test_a_metric_of_torchmetrics_is_that_of_all_rows_however_few_a_rank_has(
         ((found, _),) = Objective((), (), {"m": metric}).accumulators(layout, torch.device("cpu")).values()
         for start in range(part.start, part.stop, 2):  # in batches, of which the ranks have unequal numbers
             found.update(*(column[start : min(start + 2, part.stop)] for column in columns))
+        assert not any(part.sync_on_compute for part in module._torchmetrics_in(found))
         ranks.append(found)
     monkeypatch.setattr(module.se, "size", lambda: 2)
     states = [module._states(rank) for rank in ranks]
     monkeypatch.setattr(module.se, "allgather_object", lambda mine: copy.deepcopy(states))
     whole = copy.deepcopy(metric)
     whole.update(*columns)
-    for rank in ranks:
-        assert torch.allclose(united(rank).compute(), whole.compute())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # that nothing has been updated, for example
+        for rank in ranks:
+            assert torch.allclose(united(rank).compute(), whole.compute())
 
 
 def test_outputs_of_a_step_that_metrics_do_not_know_are_named() -> None:

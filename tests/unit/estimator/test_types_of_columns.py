@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,13 @@ from pyspark.sql.types import DoubleType, LongType, StructField, StructType
 from torch import nn
 
 from spark_elastic.errors import DataError
-from spark_elastic.estimator import TorchEstimator
+from spark_elastic.estimator import TorchEstimator, TorchModel
 from spark_elastic.estimator.estimator import _check_facts
 from spark_elastic.estimator.layout import Input, Layout
 from spark_elastic.estimator.planning import plan_recipe
 from spark_elastic.estimator.row_checks import check_whole
 from spark_elastic.estimator.transform import Scorer
+from spark_elastic.estimator.unfitted import describe_from_frame
 
 FRACTIONAL = torch.tensor([1.0, 2.0, 3.0])
 
@@ -78,6 +80,13 @@ def test_a_fraction_is_found_in_lists_of_any_length() -> None:
     with pytest.raises(DataError, match=r"column 'x' has the value 0.5"):
         check_whole({"x": lists}, ["x"])
     check_whole({"x": FRACTIONAL}, ["x"])
+
+
+def test_a_model_around_a_network_of_elsewhere_keeps_the_types_of_its_first_rows() -> None:
+    frame: Any = SimpleNamespace(schema=StructType([StructField("x", DoubleType())]))
+    model = TorchModel(model=nn.Linear(1, 1), featureCols=["x"])
+    describe_from_frame(model, Layout((Input(None, ("x",)),)), frame)
+    assert model.layout.arguments({"x": torch.arange(3)})[0][0].dtype == torch.float32
 
 
 def test_a_model_keeps_the_types_of_its_training_and_whole_numbers_get_a_hint() -> None:
