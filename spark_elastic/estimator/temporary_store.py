@@ -6,6 +6,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,6 +16,8 @@ from spark_elastic.estimator.store import Store
 PREFIX = "spark_elastic-fit-"
 # The file on which the fit's process holds a lock. The kernel releases it when the process ends, however it ends.
 LOCK = "lock"
+# A folder is without a lock for less than this when it has just been made.
+UNLOCKED_SECONDS = 600.0
 
 
 @contextmanager
@@ -32,8 +35,16 @@ def temporary_store() -> Iterator[Store]:
 
 
 def _remove_abandoned() -> None:
-    """Remove this user's folders whose lock nobody holds."""
+    """Remove this user's folders whose lock nobody holds, and old ones without a lock.
+
+    Spark may go on writing for a moment after an interrupted fit has removed its folder, and makes the folder again.
+    """
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        with suppress(OSError), (folder / LOCK).open("r+") as lock:  # held by a running fit, gone, or another user's
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):  # held by a running fit, gone, or another user's
+            try:
+                with (folder / LOCK).open("r+") as lock:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(folder, ignore_errors=True)
+            except FileNotFoundError:
+                if time.time() - folder.stat().st_mtime > UNLOCKED_SECONDS:
+                    shutil.rmtree(folder, ignore_errors=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -51,3 +52,13 @@ def test_folders_of_killed_fits_are_removed_by_the_next_and_those_of_running_one
         with temporary_store() as store:
             mine = Path(store.url.removeprefix("file://"))
             assert sorted(folder.iterdir()) == sorted([other, mine])
+
+
+def test_a_folder_that_spark_made_again_after_an_interrupt_is_removed_once_it_is_old(folder: Path) -> None:
+    old, new = folder / f"{PREFIX}old", folder / f"{PREFIX}new"
+    for path in (old, new):
+        (path / "data").mkdir(parents=True)
+    os.utime(old, (0, 0))
+    with temporary_store():
+        assert (new / "data").exists()
+        assert not old.exists()
