@@ -29,7 +29,7 @@ from spark_elastic.estimator.prediction import PredictionModel, Predictor
 from spark_elastic.estimator.recipe import own_randomness
 from spark_elastic.estimator.row_checks import not_in_classes
 from spark_elastic.estimator.shapes import ClassificationLoss
-from spark_elastic.estimator.transform import Finish
+from spark_elastic.estimator.transform import Finish, as_rows
 from spark_elastic.worker.checks.user_frames import depth_of_user
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ class Classes:
 
     def __call__(self, values: list[np.ndarray]) -> dict[str, np.ndarray]:
         """Return the output columns, by name."""
-        raw = values[0].reshape(len(values[0]), -1).astype(np.float64)
+        raw = as_rows(values[0])
         if self.is_probability:
             raw = probability = np.hstack([1 - raw, raw]) if raw.shape[1] == 1 else raw
         else:

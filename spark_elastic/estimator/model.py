@@ -31,7 +31,7 @@ from spark_elastic.estimator.layout import Input, Layout, change_places, positio
 from spark_elastic.estimator.params import CATEGORICAL_COLS, FEATURE_COLS, FitParams, param
 from spark_elastic.estimator.persistence import ModelReader, ModelWriter
 from spark_elastic.estimator.sessions import prepare_python
-from spark_elastic.estimator.transform import Finish, PredictionUdf, Scorer, carry_vectors, check_features
+from spark_elastic.estimator.transform import Finish, PredictionUdf, Scorer, as_rows, carry_vectors, check_features
 from spark_elastic.estimator.unfitted import describe_from_frame
 
 if TYPE_CHECKING:
@@ -385,6 +385,6 @@ class Flat:
     def __call__(self, values: list[np.ndarray]) -> dict[str, np.ndarray]:
         """Return the output columns, by name."""
         return {
-            name: value.reshape(len(value), -1).astype(np.float64) if width else value.reshape(-1).astype(np.float64)
+            name: as_rows(value) if width else value.reshape(-1).astype(np.float64)
             for (name, width), value in zip(self.outputs, values, strict=False)
         }

@@ -16,12 +16,12 @@ from pyspark.ml.param.shared import (
     HasWeightCol,
 )
 from pyspark.sql import DataFrame
-from pyspark.sql.types import BooleanType, StructType
+from pyspark.sql.types import StructType
 
 from spark_elastic.estimator.accessors import HasPredictorColsAccessors, PredictorAccessors
 from spark_elastic.estimator.converters import names
 from spark_elastic.estimator.estimator import ElasticEstimator
-from spark_elastic.estimator.frame import check_columns, check_scalars
+from spark_elastic.estimator.frame import check_columns, check_scalars, column
 from spark_elastic.estimator.layout import Layout, positional_inputs
 from spark_elastic.estimator.model import ElasticModel
 from spark_elastic.estimator.params import CATEGORICAL_COLS, FEATURE_COLS, param
@@ -141,14 +141,16 @@ class PredictionModel(ElasticModel, HasPredictorCols):
         """
         if not self.value("predictionCol"):
             raise ValueError('predictionCol="" leaves out the predictions, of which evaluate computes its metrics')
-        label = self.value("labelCol")
-        if label in dataset.columns and isinstance(dataset.schema[label].dataType, BooleanType):
-            # Spark's evaluators require a numeric label.
-            dataset = dataset.withColumn(label, dataset[label].cast("double"))
-        found = self.transform(dataset).persist()
+        given = {role: self.value(role) for role in ("labelCol", "weightCol") if self.value(role)}
+        scored = self.transform(dataset)
+        for role, name in given.items():
+            check_scalars(scored.schema, [name], role)
+        # Spark's evaluators take no booleans, and no name with a dot.
+        columns = {role: f"spark_elastic_{role}" for role in given}
+        plain = (column(name).cast("double").alias(columns[role]) for role, name in given.items())
+        found = scored.select("*", *plain).persist()
         try:
-            weight = {"weightCol": self.value("weightCol")} if self.value("weightCol") else {}
-            columns = {"labelCol": self.value("labelCol"), "predictionCol": self.value("predictionCol"), **weight}
+            columns["predictionCol"] = self.value("predictionCol")
             return {name: float(evaluator.evaluate(found)) for name, evaluator in self._evaluators(columns).items()}
         finally:
             found.unpersist()

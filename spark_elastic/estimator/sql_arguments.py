@@ -100,6 +100,8 @@ def _list(value: object, name: str, width: int | None, row: Callable[[], str]) -
     found = np.frombuffer(value, np.uint8).astype(np.int16) if isinstance(value, bytes) else np.asarray(value)
     if found.dtype.kind == "O" and all(isinstance(each, decimal.Decimal) for each in found):
         found = found.astype(np.float64)
+    if found.dtype.kind == "O" and any(each is None for each in found):
+        raise DataError(f"column {name!r} has a null in {row()}; fill such values or drop the rows")
     if found.dtype.kind not in "iufb":
         raise TypeError(f"the model takes an array of numbers or a vector for {name!r}, not {_kind(value)}")
     if width is not None and len(found) != width:

@@ -39,6 +39,11 @@ Finish = Callable[[list[np.ndarray]], dict[str, np.ndarray]]
 Predicted = dict[str, np.ndarray] | np.ndarray
 
 
+def as_rows(output: np.ndarray) -> np.ndarray:
+    """Return an output [rows, …] as [rows, numbers]."""
+    return output.reshape(len(output), math.prod(output.shape[1:])).astype(np.float64)
+
+
 class Scorer:
     """Calls a network on NumPy columns, on the device of its parameters. Can be pickled by cloudpickle.
 

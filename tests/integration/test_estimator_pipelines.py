@@ -107,12 +107,15 @@ def test_a_classifier_in_a_pipeline_gives_back_the_strings_and_survives_saving(f
     for predicted, name in ((model.predictRaw, "rawPrediction"), (model.predictProbability, "probability")):
         assert predicted(row["features"]).toArray() == pytest.approx(row[name].toArray(), abs=1e-6)
         assert predicted(np.zeros((4, 2))).shape == (4, 3)
+        assert predicted(np.zeros((0, 2))).shape == (0, 3)
     assert (model.numFeatures, model.hasSummary, model.summary.totalIterations) == (2, True, 6)
     assert model.summary.objectiveHistory == [entry["loss"] for entry in model.history]
     plain = scored.drop("rawPrediction", "probability", "prediction", "predicted")
     assert set(model.evaluate(plain)) >= {"accuracy", "f1", "logLoss"}
     flags = plain.where("label < 2").withColumn("label", plain["label"] == 1)
     assert model.evaluate(flags)["accuracy"] > 0.8
+    odd = flags.withColumnRenamed("label", "la.bel").withColumn("w.t", f.lit(True))
+    assert model.copy({model.labelCol: "la.bel", model.weightCol: "w.t"}).evaluate(odd)["accuracy"] > 0.8
     with pytest.raises(ValueError, match=r"column 'a' has the label 0\.99\d*; the loss takes class indexes"):
         classifier.copy({classifier.labelCol: "a"}).fit(plain)
 

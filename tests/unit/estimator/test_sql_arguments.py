@@ -93,6 +93,7 @@ def test_numbers_arrays_and_bytes_arrive_as_transform_gives_them() -> None:
             r"array of arrays; flatten\(\) makes one",
         ),
         ({"x": (2,)}, [lists([1.0, 2.0], None)], DataError, "column 'x' is null in row 1; fill such values"),
+        ({"x": (2,)}, [lists([1, 2], [1, None])], DataError, "column 'x' has a null in row 1; fill such values"),
         ({"x": (2,)}, [lists([1.0, 2.0], [1.0])], DataError, "'x' has 1 values, where the model takes 2, in row 1"),
         ({"x": (2,)}, [VECTORS], DataError, "'x' has 3 values, where the model takes 2, in row 0"),
     ],
