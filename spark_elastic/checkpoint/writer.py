@@ -126,8 +126,9 @@ class CheckpointWriter:
             return decode(self._directory, name, unpickle=True, device=device, progress=self._beat)
 
         def skip(name: CheckpointName) -> None:
-            self._damaged.add(name)
-            self._report(reports.CheckpointDamaged(str(name)))
+            if name not in self._damaged:
+                self._damaged.add(name)
+                self._report(reports.CheckpointDamaged(str(name)))
 
         self._directory.check_claim(self.attempt)
         saved = load_newest(self._directory, load, skip)

@@ -168,12 +168,11 @@ def _walk(filesystem: Any, folder: str, recursive: bool) -> list[pafs.FileInfo]:
         for entry in entries:
             kind = _KINDS.get(entry["type"], pafs.FileType.Unknown)
             is_folder = kind == pafs.FileType.Directory
-            if entry["name"].strip("/") == path.strip(
-                "/"
-            ):  # some drivers list a file as its own content, or a folder as well
-                if is_folder:
-                    continue
-                raise NotADirectoryError(f"{path} is a file")
+            if entry["name"].strip("/") == path.strip("/"):
+                # Some drivers list a file as its own content; others a folder, or the empty object that stands for one.
+                if kind == pafs.FileType.File and len(entries) == 1 and not entry["name"].endswith("/"):
+                    raise NotADirectoryError(f"{path} is a file")
+                continue
             size = None if is_folder else entry["size"]
             found.append(pafs.FileInfo(entry["name"], kind, size=size, mtime=entry.get("mtime")))
             if is_folder and recursive:
@@ -182,8 +181,11 @@ def _walk(filesystem: Any, folder: str, recursive: bool) -> list[pafs.FileInfo]:
 
 
 def _is_object_store(filesystem: Any) -> bool:
+    """Whether this is a driver of an object store, or a cache in front of one."""
     names = filesystem.protocol
-    return bool(_OBJECT_STORES.intersection([names] if isinstance(names, str) else names))
+    inner = getattr(filesystem, "fs", None)
+    is_one = bool(_OBJECT_STORES.intersection([names] if isinstance(names, str) else names))
+    return is_one or (hasattr(inner, "protocol") and _is_object_store(inner))
 
 
 def _is_listed(filesystem: Any, folder: str) -> bool:

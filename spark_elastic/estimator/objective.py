@@ -166,7 +166,7 @@ class Objective:
         for metric, _ in copies.values():
             metric.reset()
             for part in _torchmetrics_in(metric):
-                part.sync_on_compute = False
+                part.sync_on_compute = part._to_sync = False  # the one is for later calls, the other for the next
         return copies
 
 
@@ -183,8 +183,7 @@ def united(metric: Metric) -> Metric:
     """
     if se.size() == 1:
         return metric
-    if hasattr(metric, "sync_on_compute"):
-        metric.to(torch.device("cpu"))
+    if _is_of_torchmetrics(metric):
         _merge_states(metric, se.allgather_object(_states(metric)))
         return metric
     # The metric's class may be from a script or a notebook, which plain pickle cannot import.
@@ -197,13 +196,18 @@ def united(metric: Metric) -> Metric:
 def _torchmetrics_in(metric: Metric) -> list[Any]:
     """Return the metrics of torchmetrics that a metric consists of: itself and, for a wrapper, those within it."""
     parts = metric.modules() if isinstance(metric, torch.nn.Module) else ()
-    return [part for part in parts if hasattr(part, "sync_on_compute")]
+    return [part for part in parts if _is_of_torchmetrics(part)]
+
+
+def _is_of_torchmetrics(metric: object) -> bool:
+    return hasattr(metric, "_reductions") and hasattr(metric, "sync_on_compute")
 
 
 def _states(metric: Metric) -> list[tuple[int, dict[str, Any]]]:
-    """Return how often each part was updated, and its states by name: tensors, and lists."""
+    """Return how often each part was updated, and its states by name, on the CPU: tensors, and lists."""
+    cpu = torch.device("cpu")
     return [
-        (part._update_count, {name: getattr(part, name) for name in part._reductions})
+        (part._update_count, {name: moved(getattr(part, name), cpu) for name in part._reductions})
         for part in _torchmetrics_in(metric)
     ]
 
@@ -215,16 +219,17 @@ def _merge_states(metric: Metric, gathered: Sequence[list[tuple[int, dict[str, A
         for name, reduce in part._reductions.items():
             values = [state[name] for state in states]
             if isinstance(values[0], list):
-                setattr(part, name, [entry for value in values for entry in value])
+                whole: Any = [entry for value in values for entry in value]
             else:
                 stacked = torch.stack(values)
-                setattr(part, name, stacked if reduce is None else reduce(stacked))
+                whole = stacked if reduce is None else reduce(stacked)
+            setattr(part, name, moved(whole, part.device))
         part._update_count = sum(count for count, _ in found)
 
 
 def check_united(name: str, metric: object) -> None:
     """Raise TypeError for a stateful metric whose state cannot be combined over ranks."""
-    if keeps_state(metric) and not (hasattr(metric, "sync_on_compute") or hasattr(metric, "merge_state")):
+    if keeps_state(metric) and not (_is_of_torchmetrics(metric) or hasattr(metric, "merge_state")):
         raise TypeError(
             f"metrics: {name} keeps a state, so that each worker would compute it over its own rows of validation only: take a "
             "metric of torchmetrics, or give it merge_state(others), which adds the state of others of its kind to its own"

@@ -60,8 +60,6 @@ class Recipe:
     def _called_on(self, batch: dict[str, torch.Tensor]) -> Recipe:
         """Call the network in evaluation mode, and return the recipe with the layout that it takes."""
         with own_randomness(0):
-            if self.transform is not None and self.steps.train_step is None:
-                batch = self.transform(batch)
             outputs, layout, _ = try_layouts(copy.deepcopy(self.network).eval(), self.layout, batch)
         objective = self.objective and self.objective.for_outputs(layout, len(outputs_of(outputs, layout)))
         return replace(self, layout=layout, objective=objective)

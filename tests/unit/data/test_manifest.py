@@ -7,12 +7,14 @@ from typing import Any
 import fsspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
 from data_worlds import make_table, write_dataset
 from fsspec.implementations.local import LocalFileSystem
 
 from spark_elastic.data import Manifest, ParquetLoader, read_manifest
+from spark_elastic.data.filesystem import Location, list_files, locate
 from spark_elastic.data.pinning import set_pin
 from spark_elastic.errors import DataError
 
@@ -107,6 +109,22 @@ def test_a_dataset_with_a_folder_that_cannot_be_listed_is_not_read_without_it(tm
         pq.write_table(pa.table({"x": [1.0]}), tmp_path / f"day={day}" / "part.parquet")
     with pytest.raises(DataError, match=r"cannot be listed: PermissionError: .*day=1"):
         read_manifest(f"refusing-day://{tmp_path}")
+
+
+class Marking(LocalFileSystem):
+    """Lists in each folder the empty object that stands for it, as stores do where another tool has made folders."""
+
+    protocol = "marking"
+
+    def ls(self, path: str, *others: Any, **more: Any) -> Any:
+        return [{"name": f"{path}/", "size": 0, "type": "file"}, *super().ls(path, *others, **more)]
+
+
+def test_an_object_that_stands_for_its_folder_is_no_file_of_a_dataset(tmp_path: Path) -> None:
+    fsspec.register_implementation("marking", Marking, clobber=True)
+    write_dataset(tmp_path / "day=1", [3, 4])
+    marked = Location(pafs.PyFileSystem(pafs.FSSpecHandler(Marking())), str(tmp_path), False)
+    assert [path for path, _ in list_files(marked)] == [path for path, _ in list_files(locate(tmp_path))]
 
 
 def test_nothing_to_read_is_an_error_that_names_the_url(tmp_path: Path) -> None:

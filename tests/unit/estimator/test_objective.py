@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import copy
 import warnings
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torchmetrics
+from forked_world import on_ranks, world
 from torch import nn
 
 from spark_elastic.errors import DataError
@@ -78,7 +82,6 @@ def test_a_metric_of_torchmetrics_is_that_of_all_rows_however_few_a_rank_has(
         ((found, _),) = Objective((), (), {"m": metric}).accumulators(layout, torch.device("cpu")).values()
         for start in range(part.start, part.stop, 2):  # in batches, of which the ranks have unequal numbers
             found.update(*(column[start : min(start + 2, part.stop)] for column in columns))
-        assert not any(part.sync_on_compute for part in module._torchmetrics_in(found))
         ranks.append(found)
     monkeypatch.setattr(module.se, "size", lambda: 2)
     states = [module._states(rank) for rank in ranks]
@@ -89,6 +92,33 @@ def test_a_metric_of_torchmetrics_is_that_of_all_rows_however_few_a_rank_has(
         warnings.simplefilter("error")  # that nothing has been updated, for example
         for rank in ranks:
             assert torch.allclose(united(rank).compute(), whole.compute())
+
+
+def combine(folder: Path, rank: int) -> list[float]:
+    def gather(mine: Any) -> list[Any]:
+        gathered: list[Any] = [None, None]
+        dist.all_gather_object(gathered, mine)
+        return gathered
+
+    module.se = SimpleNamespace(size=lambda: 2, allgather_object=gather)  # type: ignore[attr-defined]
+    layout = Layout((Input(None, ("x",)),), ("y",))
+    metrics = {"sum": torchmetrics.SumMetric(), "r": torchmetrics.PearsonCorrCoef()}
+    found = []
+    with world(folder, rank, 2, []):
+        for name, (metric, _) in Objective((), (), metrics).accumulators(layout, torch.device("cpu")).items():
+            part = slice(0, 5) if rank else slice(5, 12)
+            columns = [SCORES[part, 0], SCORES[part, 1]][: 1 if name == "sum" else 2]
+            metric.update(*columns)
+            found.append(float(united(metric).compute()))
+    return found
+
+
+def test_ranks_combine_a_metric_of_torchmetrics_once() -> None:
+    correlation = torchmetrics.PearsonCorrCoef()
+    correlation.update(SCORES[:, 0], SCORES[:, 1])
+    expected = [SCORES[:, 0].sum().item(), correlation.compute().item()]
+    for found in on_ranks(2, combine):
+        assert found == pytest.approx(expected, rel=1e-5)
 
 
 def test_outputs_of_a_step_that_metrics_do_not_know_are_named() -> None:
