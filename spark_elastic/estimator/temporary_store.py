@@ -16,8 +16,8 @@ from spark_elastic.estimator.store import Store
 PREFIX = "spark_elastic-fit-"
 # The file on which the fit's process holds a lock. The kernel releases it when the process ends, however it ends.
 LOCK = "lock"
-# A folder is without a lock for less than this when it has just been made.
-UNLOCKED_SECONDS = 600.0
+# A new folder is without a lock for a moment only, but clocks may jump.
+UNLOCKED_SECONDS = 86_400.0
 
 
 @contextmanager

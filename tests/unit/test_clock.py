@@ -18,6 +18,7 @@ WHY = {
     "worker/scripts.py": "files that have changed since then are told by the times that their file system gives them",
     "estimator/files.py": "where a store does not tell when a file was written",
     "estimator/dataset.py": "files that nobody has written to for a day are told by the times that their store gives them",
+    "estimator/temporary_store.py": "folders without a lock for a day are told by the times that the file system gives them",
     "timeline/server.py": "how long a log has been silent is told by the time at which its file was written to",
     "estimator/training.py": "the seconds of a fit's history, which outlives processes and machines; nothing depends on them",
 }
