@@ -131,10 +131,7 @@ class CheckpointDirectory:
         try:
             self._write(trial, [b"trial\n"])
         finally:
-            try:
-                self._delete(trial)
-            except Exception as error:
-                logger.debug("%s could not be removed: %s", trial, error)
+            _try_to_remove(partial(self._delete, trial), trial)
 
     # ------------------------------------------------------------------ attempts
 
@@ -390,11 +387,15 @@ def _undone(undo: Callable[[], None], what: str) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        try:
-            undo()
-        except Exception as error:
-            logger.debug("the rest of %s could not be removed: %s", what, error)
+        _try_to_remove(undo, f"the rest of {what}")
         raise
+
+
+def _try_to_remove(remove: Callable[[], None], what: str) -> None:
+    try:
+        remove()
+    except Exception as error:
+        logger.debug("%s could not be removed: %s", what, error)
 
 
 @contextmanager

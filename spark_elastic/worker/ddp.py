@@ -414,7 +414,8 @@ class DistributedDataParallel(nn.Module):
         """Make torch's wrapper for the parameters that require gradients now."""
         content = Content(self.module)
         trainable = content.trainable
-        self._keep(_ddp=None, _content=content, _reduced=content)
+        self._drop_wrapper()
+        self._keep(_content=content, _reduced=content)
         if not trainable or self._sharding is not None or shards_in_use() is not None:
             return
         device = trainable[0].device
@@ -436,12 +437,16 @@ class DistributedDataParallel(nn.Module):
 
     def _leave(self) -> None:
         loops.abandon()
+        self._drop_wrapper()
         self._keep(rows_given=set(), _sharding=None)
+        self._keep(_world=None, _by_hand=None, _reduced=None, _content=None, _pass=-1)
+
+    def _drop_wrapper(self) -> None:
+        """Let go of torch's wrapper. torch.compile may hold it for a while, and its reducer would go on to reduce gradients."""
         if (ddp := vars(self).get("_ddp")) is not None:
-            # torch.compile may hold the wrapper for a while, whose reducer would go on to reduce gradients, in the old group.
             for part in ("reducer", "logger"):
                 vars(ddp).pop(part, None)
-        self._keep(_ddp=None, _world=None, _by_hand=None, _reduced=None, _content=None, _pass=-1)
+        self._keep(_ddp=None)
 
     def _keep(self, **values: object) -> None:
         # These are not attributes of the Module protocol, so that torch's wrapper does not become a submodule of this one.
