@@ -142,6 +142,8 @@ class StateLostError(TrainingFailedError):
 class NotFiniteLossError(TrainingFailedError):
     """A fit's loss was NaN or infinite. Names the epoch and step. With ``terminateOnNaN=False`` the fit continues anyway."""
 
+    is_final = True
+
 
 class NotEnoughHostsError(SparkElasticError):
     """Fewer than ``min_np`` workers were available when ``start_timeout`` or ``elastic_timeout`` passed."""
@@ -186,6 +188,7 @@ FAILED_BY: Mapping[str, type[TrainingFailedError]] = {
     CheckpointError.__name__: TrainingCheckpointError,
     DamagedError.__name__: TrainingDamagedError,
     DataError.__name__: TrainingDataError,
+    NotFiniteLossError.__name__: NotFiniteLossError,
     RanksDifferError.__name__: RanksDifferError,
 }
 

@@ -132,7 +132,7 @@ class MLflowLogger(Logger):
 class TensorBoardLogger(Logger):
     """Writes TensorBoard's event files. Needs ``spark-elastic[tensorboard]``.
 
-    A job that resumes with the same folder continues there. What was logged from the commit on that it resumes from is hidden.
+    A job that resumes with the same folder continues there. What was logged after the commit that it resumes from is hidden.
 
     Args:
         log_dir: the folder, on the machine that calls ``run``.
@@ -168,7 +168,7 @@ class TensorBoardLogger(Logger):
         if self._writer is None:
             from torch.utils.tensorboard import SummaryWriter
 
-            self._writer = SummaryWriter(self.log_dir, purge_step=step or None)
+            self._writer = SummaryWriter(self.log_dir, purge_step=step + 1 if step else None)
             self._writer.add_text("job/run_id", self._run_id, step)
         for name, value in values.items():
             self._writer.add_scalar(name, value, step, walltime=seconds)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import cloudpickle
@@ -57,14 +59,9 @@ class CallbackRunner:
             loss=loss / weight if weight else math.nan,
             learning_rate=optimizer.param_groups[0]["lr"],
         )
-        try:
+        with _ending_the_fit():
             for callback in callbacks:
                 callback.on_batch_end(context)
-        except WorldChanged:
-            raise
-        except Exception as error:
-            final(error)  # by itself, it would be the loss of this worker
-            raise
 
     def end_epoch(self, state: FitState, metrics: Metrics) -> tuple[Metrics, bytes, bool, bool]:
         """Call ``on_epoch_end``. Return on all ranks: metrics, pickled callbacks, whether to stop, whether to keep the model."""
@@ -79,6 +76,12 @@ class CallbackRunner:
             except Exception as error:
                 outcome = _travelling(error)
         return _agreed(outcome)
+
+    def end(self, state: FitState) -> None:
+        """Call ``on_fit_end``, on rank 0, after the other ranks have finished."""
+        with _ending_the_fit():
+            for callback in self._having(state, "on_fit_end"):
+                callback.on_fit_end(FitContext(**self._place(state)))
 
     def fail(self, state: FitState, error: Exception) -> None:
         """Call ``on_exception``. Errors in it and in unpickling are logged, so that they do not hide ``error``."""
@@ -114,6 +117,18 @@ class CallbackRunner:
         packed: bytes = cloudpickle.dumps(self._live[1])
         self._live = (packed, self._live[1])
         return packed
+
+
+@contextmanager
+def _ending_the_fit() -> Iterator[None]:
+    """Have an error of a callback that only rank 0 runs end the fit. By itself, it would be the loss of this worker."""
+    try:
+        yield
+    except WorldChanged:
+        raise
+    except Exception as error:
+        final(error)
+        raise
 
 
 def _does(callback: object, method: str) -> bool:

@@ -1,4 +1,4 @@
-"""Callbacks: objects whose methods run on rank 0 when a fit begins, after each step and each epoch, and when it fails.
+"""Callbacks: objects whose methods run on rank 0 when a fit begins, after each step and each epoch, and when it ends or fails.
 
 Callbacks travel by pickle: to the workers, and from rank 0 to all ranks at the beginning and after each epoch. If rank 0 is
 lost, its successor continues with the attributes as last sent, as does rank 0 itself if a rank is lost while an epoch ends.
@@ -18,6 +18,7 @@ from spark_elastic.loggers import mlflow_name, new_mlflow_run
 
 if TYPE_CHECKING:
     import torch
+    from mlflow.tracking import MlflowClient
 
 # An epoch's entry of the history: numbers by name, the list of the world's sizes, and whatever callbacks add.
 Metrics = dict[str, Any]
@@ -63,7 +64,7 @@ EpochContext.__init__.__doc__ = (
 @saved_as("spark_elastic.estimator")
 @dataclass(kw_only=True)
 class FitContext:
-    """The position of a fit when it begins, or when an exception ends it.
+    """The position of a fit when it begins, when it ends, or when an exception ends it.
 
     Args:
         epoch: the number of the current epoch, from 0; higher at the beginning of a fit that continues a run.
@@ -112,7 +113,7 @@ BatchContext.__init__.__doc__ = (
 
 
 # The methods that make an object a callback.
-HOOKS = ("on_epoch_end", "on_fit_begin", "on_batch_end", "on_exception")
+HOOKS = ("on_epoch_end", "on_fit_begin", "on_batch_end", "on_fit_end", "on_exception")
 
 
 @saved_as("spark_elastic.estimator")
@@ -138,6 +139,13 @@ class Callback:
 
     def on_epoch_end(self, ctx: EpochContext) -> None:
         """React to the end of an epoch."""
+
+    def on_fit_end(self, ctx: FitContext) -> None:
+        """React to the end of training: all epochs are trained, or a callback has stopped it. Not called if the fit fails.
+
+        ``ctx.model`` has the last weights, also if those of an earlier epoch are kept. If rank 0 is lost meanwhile, another
+        worker calls this again. Attributes that are set here are not saved.
+        """
 
     def on_exception(self, ctx: FitContext, error: Exception) -> None:
         """React to an exception in training on rank 0. In a job, training may then continue from the last commit.
@@ -269,7 +277,7 @@ class TensorBoard(Callback):
 
 @saved_as("spark_elastic.estimator")
 class MLflow(Callback):
-    """Logs all numbers to one MLflow run. Needs ``spark-elastic[mlflow]``.
+    """Logs all numbers to one MLflow run, which ends with the fit. Needs ``spark-elastic[mlflow]``.
 
     Args:
         tracking_uri: the tracking server, which must be reachable from workers; by default MLflow's own default.
@@ -294,14 +302,27 @@ class MLflow(Callback):
         self.mlflow_run_id: str | None = None
 
     def on_epoch_end(self, ctx: EpochContext) -> None:
-        from mlflow.tracking import MlflowClient
-
-        client = MlflowClient(self.tracking_uri)
+        client = self._client()
         if self.mlflow_run_id is None:
             experiment, name = self.experiment or "spark_elastic", self.run_name or ctx.run_id
             self.mlflow_run_id = new_mlflow_run(client, experiment, name, self.params, {})
         for name, value in _numbers(ctx.metrics).items():
             client.log_metric(self.mlflow_run_id, mlflow_name(name), value, step=ctx.epoch)
+
+    def on_fit_end(self, ctx: FitContext) -> None:
+        self._end("FINISHED")
+
+    def on_exception(self, ctx: FitContext, error: Exception) -> None:
+        self._end("FAILED")
+
+    def _end(self, status: str) -> None:
+        if self.mlflow_run_id is not None:
+            self._client().set_terminated(self.mlflow_run_id, status)
+
+    def _client(self) -> MlflowClient:
+        from mlflow.tracking import MlflowClient
+
+        return MlflowClient(self.tracking_uri)
 
 
 def _numbers(metrics: Metrics) -> dict[str, float]:

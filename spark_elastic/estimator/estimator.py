@@ -22,7 +22,6 @@ import spark_elastic
 from spark_elastic._pickling import dumps
 from spark_elastic._saved_names import saved_as
 from spark_elastic.driver.run import DRIVERS
-from spark_elastic.errors import NotFiniteLossError
 from spark_elastic.estimator import slots
 from spark_elastic.estimator.accessors import TorchEstimatorAccessors
 from spark_elastic.estimator.batch_size import pick_batch_size, width_of
@@ -249,11 +248,6 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
                 with suppress(Exception):  # the fit's own error matters more
                     store.files.delete(store.spark_url(store.checkpoint_url(run_id)))
             raise
-        if trained.not_finite is not None:
-            raise NotFiniteLossError(
-                f"{run_id} ended in {trained.not_finite}; look at learningRate, gradientClipNorm and the labels, or set "
-                "terminateOnNaN=False to continue anyway"
-            )
         if len(trained.history) > self.value("epochs"):
             raise ValueError(
                 f"runId={run_id!r} has trained {len(trained.history)} epochs already, more than epochs={self.value('epochs')}: "

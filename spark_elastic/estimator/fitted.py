@@ -19,6 +19,18 @@ def weights_of(network: torch.nn.Module) -> dict[str, object]:
     return {**non_persistent_buffers(network), **network.state_dict()}
 
 
+def parted_weights(
+    network: torch.nn.Module, weights: Mapping[str, object]
+) -> tuple[dict[str, object], dict[str, torch.Tensor]]:
+    """Part weights of ``weights_of`` into the state dict and the other buffers, for ``load_weights``. Copies them to the CPU."""
+    state = {
+        name: value.detach().cpu().clone() if isinstance(value, torch.Tensor) else value
+        for name, value in weights.items()
+    }
+    others = {name: state.pop(name) for name in non_persistent_buffers(network) if name in state}
+    return state, {name: value for name, value in others.items() if isinstance(value, torch.Tensor)}
+
+
 def load_weights(network: torch.nn.Module, weights: Mapping[str, object], buffers: Mapping[str, torch.Tensor]) -> None:
     """Load a state dict, and the other buffers, which forward may have registered in the meantime."""
     network.load_state_dict(weights)

@@ -127,12 +127,10 @@ class TrainingPlan:
 class Trained:
     """Rank 0's result: the model's state dict and its other buffers, on the CPU, and a dict for each epoch.
 
-    changed: plain attributes of the network that training has changed, which are not part of the weights. not_finite: says
-    where a NaN or infinite loss has ended training; the weights are then those of the step before.
+    changed: plain attributes of the network that training has changed, which are not part of the weights.
     """
 
     weights: dict[str, object]
     buffers: dict[str, torch.Tensor]
     history: list[Metrics]
-    not_finite: str | None = None
     changed: tuple[str, ...] = ()

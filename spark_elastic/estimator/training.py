@@ -21,14 +21,13 @@ from spark_elastic.estimator.callback_runner import CallbackRunner
 from spark_elastic.estimator.callbacks import Metrics
 from spark_elastic.estimator.class_weights import class_of_rows
 from spark_elastic.estimator.fit_state import FitState, history_of, kept_weights
-from spark_elastic.estimator.fitted import PlainAttributes, weights_of
+from spark_elastic.estimator.fitted import PlainAttributes, parted_weights, weights_of
 from spark_elastic.estimator.layout import plain
 from spark_elastic.estimator.objective import TINY, Pair, label_weights, refuse_ignored, united
 from spark_elastic.estimator.plan import Trained, TrainingPlan
 from spark_elastic.estimator.row_checks import check_classes, check_indexes, check_rows, check_weights, check_whole
 from spark_elastic.estimator.schedules import Course, make_scheduler
 from spark_elastic.estimator.steps import LossWatch, Passes, check_frozen, make_optimizer
-from spark_elastic.worker.module_registers import non_persistent_buffers
 
 _log = logging.getLogger(__name__)
 _PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -49,7 +48,11 @@ class StepContext:
 
 
 def train(plan: TrainingPlan) -> Trained | None:
-    """Train, in a job or as a world of one. Return the result on rank 0, and None on the other ranks."""
+    """Train, in a job or as a world of one. Return the result on rank 0, and None on the other ranks.
+
+    Rank 0 raises ``NotFiniteLossError`` when a loss has ended training: if the others raised it, too, they would end the job
+    before rank 0 has told the callbacks.
+    """
     torch.manual_seed(plan.seed)
     trainer = Trainer(plan)
     state = trainer.make_state()
@@ -58,23 +61,19 @@ def train(plan: TrainingPlan) -> Trained | None:
     except Exception as error:
         trainer.callbacks.fail(state, error)
         raise
-    if trainer.not_finite is not None:
-        trainer.callbacks.fail(state, NotFiniteLossError(trainer.not_finite))
     if se.rank() != 0:
         return None
+    if trainer.not_finite is not None:
+        diverged = NotFiniteLossError(
+            f"{plan.run_id} ended in {trainer.not_finite}; look at learningRate, gradientClipNorm and the labels, or set "
+            "terminateOnNaN=False to continue anyway"
+        )
+        trainer.callbacks.fail(state, diverged)
+        raise diverged
+    trainer.callbacks.end(state)
     network = trainer.model.module
-    weights = {
-        name: value.detach().cpu().clone() if isinstance(value, torch.Tensor) else value
-        for name, value in (weights_of(network) if state.best is None else state.best).items()
-    }
-    others = {name: weights.pop(name) for name in non_persistent_buffers(network) if name in weights}
-    return Trained(
-        weights,
-        {name: value for name, value in others.items() if isinstance(value, torch.Tensor)},
-        history_of(state),
-        trainer.not_finite,
-        trainer.attributes.changed(),
-    )
+    weights, buffers = parted_weights(network, weights_of(network) if state.best is None else state.best)
+    return Trained(weights, buffers, history_of(state), trainer.attributes.changed())
 
 
 class Trainer:

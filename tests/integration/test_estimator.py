@@ -19,6 +19,7 @@ from pyspark.ml.linalg import Vectors
 from pyspark.sql import functions as f
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from spark_elastic import NotFiniteLossError
 from spark_elastic.estimator import (
     EarlyStopping,
     Store,
@@ -115,6 +116,30 @@ def test_rows_between_two_commits_are_read_again_after_a_loss_and_count_once(
     logged = EventAccumulator(str(tmp_path / "logs")).Reload()
     assert logged.Scalars("rows")[-1].value == 600
     assert logged.Scalars("job/resets")[-1].value == 1
+
+
+def test_a_fit_whose_loss_is_nan_has_failed_for_its_loggers_and_event_log(
+    frame: Any, events: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    estimator = make(
+        epochs=3,
+        numProc=2,
+        maxNp=2,
+        optimizer=torch.optim.SGD,
+        learningRate=1e30,
+        loggers=networks.Endings(tmp_path / "end"),
+    )
+    with pytest.raises(NotFiniteLossError, match=r"^TorchEstimator-\w+ ended in epoch 0, step \d+: loss is "):
+        estimator.fit(frame)
+    assert (tmp_path / "end").read_text().startswith("NotFiniteLossError: ")
+    assert [event["event"] for event in events][-1] == "job_failed"
+
+
+def test_callbacks_hear_of_the_end_of_a_fit_once_however_long_they_take(frame: Any, tmp_path: Path) -> None:
+    callback = networks.SlowAtTheEnd(tmp_path / "ends", seconds=6)
+    with inject(kill(rank=0, step=8)):
+        make(epochs=2, numProc=2, maxNp=2, hangTimeout=3.0, callbacks=callback).fit(frame)
+    assert (tmp_path / "ends").read_text() == "2/0\n"
 
 
 def test_a_small_table_is_learnt_without_a_batch_size_and_the_run_goes_on_with_other_workers_and_the_same_steps(

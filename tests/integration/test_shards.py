@@ -19,7 +19,7 @@ from other_processes import wait_until
 from torch import nn
 
 import spark_elastic
-from spark_elastic import RanksDifferError, TrainingFailedError
+from spark_elastic import NotFiniteLossError, RanksDifferError, TrainingFailedError
 from spark_elastic.estimator.layout import Input, Layout
 from spark_elastic.estimator.objective import Objective
 from spark_elastic.estimator.plan import DataPlan, StepPlan, TrainingPlan
@@ -255,10 +255,9 @@ def test_a_fit_with_a_divided_optimizer_tells_of_a_loss_that_is_nan_between_two_
         commit_steps=100,
         steps_per_epoch=steps,
     )
-    results = run(train, plan, num_proc=3, min_np=3, max_np=3, checkpoint=tmp_path.as_uri()).results
-    (found,) = (each for each in results if each is not None)
-    assert found.not_finite is not None
-    assert found.not_finite.startswith(f"epoch 0, step 1: {name} is ")
+    with pytest.raises(NotFiniteLossError, match=f"epoch 0, step 1: {name} is ") as raised:
+        run(train, plan, num_proc=3, min_np=3, max_np=3, checkpoint=tmp_path.as_uri())
+    assert [failure.rank for failure in raised.value.failures] == [0]
 
 
 def validate_in_training_mode(what: str) -> None:

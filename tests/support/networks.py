@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
+
+from spark_elastic.loggers import Logger
 
 
 def dense(width: int = 3, hidden: int = 8, outputs: int = 1) -> torch.nn.Module:
@@ -144,6 +148,36 @@ class Recorder:
         ctx.metrics["seen_by_callback"] = len(self.epochs)
         if ctx.epoch == self.last:
             ctx.stop()
+
+
+class SlowAtTheEnd:
+    """A callback that takes its time when a fit ends, and appends the place of the end to a file."""
+
+    def __init__(self, path: Path, seconds: float) -> None:
+        self.path, self.seconds = path, seconds
+
+    def on_fit_end(self, ctx: Any) -> None:
+        import time
+
+        time.sleep(self.seconds)
+        with open(self.path, "a") as file:
+            file.write(f"{ctx.epoch}/{ctx.step}\n")
+
+
+class Endings(Logger):
+    """A logger that writes to a file how a job has ended."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def start(self, resumes: str | None) -> None: ...
+
+    def named(self, run_id: str) -> None: ...
+
+    def log(self, step: int, values: Mapping[str, float], seconds: float) -> None: ...
+
+    def finish(self, error: str | None) -> None:
+        self.path.write_text(str(error))
 
 
 class SlowExchange:

@@ -80,18 +80,19 @@ def test_a_run_of_mlflow_that_does_not_exist_is_an_error(client: Any) -> None:
 def test_tensorboard_goes_on_in_its_folder_and_hides_what_is_done_again(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    for steps in (range(1, 7), range(4, 9)):
+    for steps in (range(1, 7), range(5, 9)):
         logger = TensorBoardLogger(tmp_path / "logs")
         logger.start(None)
         logger.named("abc")
+        logger.log(steps.start - 1, {"job/world_size": 2.0}, 1000.0)
         for step in steps:
             logger.log(step, {"loss": 100 * steps.start + step}, 1000.0 + step)
         logger.finish(None)
     found = EventAccumulator(str(tmp_path / "logs")).Reload()
     assert [(entry.step, entry.value) for entry in found.Scalars("loss")] == [
-        *((step, 100 + step) for step in range(1, 4)),
-        *((step, 400 + step) for step in range(4, 9)),
-    ]
+        *((step, 100 + step) for step in range(1, 5)),
+        *((step, 500 + step) for step in range(5, 9)),
+    ], "the step from which a job resumes is not done again"
 
 
 def test_where_loggers_log_to_is_checked_when_they_are_made() -> None:

@@ -12,6 +12,7 @@ from fit_plans import plan
 from worker_stage import Stage
 
 import spark_elastic as se
+from spark_elastic.errors import NotFiniteLossError
 from spark_elastic.estimator.callback_runner import _does
 from spark_elastic.estimator.callbacks import EarlyStopping, EpochContext
 from spark_elastic.estimator.converters import callback_list
@@ -29,6 +30,17 @@ class Loud:
 def test_an_error_in_a_callback_ends_the_fit(dataset: str) -> None:
     with pytest.raises(KeyError, match="epoch 0"):
         train(plan(dataset, callbacks=[Loud()]))
+
+
+class LoudAtTheEnd:
+    def on_fit_end(self, ctx: Any) -> None:
+        raise KeyError("at the end")
+
+
+def test_an_error_after_the_last_epoch_ends_the_fit_at_once(dataset: str) -> None:
+    with pytest.raises(KeyError, match="at the end") as raised:
+        train(plan(dataset, callbacks=[LoudAtTheEnd()]))
+    assert raised.value.is_final, "a job would otherwise train again from the last commit"
 
 
 class Story:
@@ -54,6 +66,9 @@ class Story:
         self.note(f"end {ctx.epoch}")
         ctx.metrics["losses"] = self.losses
 
+    def on_fit_end(self, ctx: Any) -> None:
+        self.note(f"over at {ctx.epoch}/{ctx.step}")
+
     def on_exception(self, ctx: Any, error: Exception) -> None:
         self.note(f"{type(error).__name__} {ctx.epoch}/{ctx.step}")
         raise ValueError("this one is logged")
@@ -64,7 +79,7 @@ def test_callbacks_hear_of_the_beginning_of_each_step_and_of_what_ends_training(
 ) -> None:
     found = train(plan(dataset, callbacks=[Story(tmp_path / "whole")]))
     assert found is not None
-    assert (tmp_path / "whole").read_text().splitlines() == ["begin 0 of run", "end 0", "end 1"]
+    assert (tmp_path / "whole").read_text().splitlines() == ["begin 0 of run", "end 0", "end 1", "over at 2/0"]
     first, second = (entry["losses"] for entry in found.history)
     assert (len(first), second[:10]) == (10, first), "ten steps an epoch, and attributes stay"
     assert np.mean(first) == pytest.approx(found.history[0]["loss"])
@@ -73,7 +88,8 @@ def test_callbacks_hear_of_the_beginning_of_each_step_and_of_what_ends_training(
     assert (tmp_path / "failed").read_text().splitlines() == ["begin 0 of run", "end 0", "KeyError 1/2"]
     assert "on_exception of Story has failed" in caplog.text
     diverging = {"optimizer_arguments": {"lr": 1e30}}
-    assert train(plan(dataset, steps=diverging, callbacks=[Story(tmp_path / "nan")])) is not None
+    with pytest.raises(NotFiniteLossError):
+        train(plan(dataset, steps=diverging, callbacks=[Story(tmp_path / "nan")]))
     assert (tmp_path / "nan").read_text().splitlines()[-1].startswith("NotFiniteLossError 0/")
 
 

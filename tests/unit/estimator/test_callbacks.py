@@ -28,9 +28,11 @@ def test_early_stopping_waits_for_its_patience_and_keeps_the_best() -> None:
 
 
 def test_the_best_model_is_the_result(dataset: str) -> None:
-    rising = {"optimizer_arguments": {"lr": 100.0}}  # diverges
+    rising = {"optimizer_arguments": {"lr": 2.0}}
     found = train(plan(dataset, epochs=3, steps=rising, callbacks=[BestModel(monitor="loss")]))
     assert found is not None
+    losses = [entry["loss"] for entry in found.history]
+    assert losses == sorted(losses), "the first epoch's is the best"
     last = train(plan(dataset, epochs=1, steps=rising))
     assert last is not None
     assert torch.equal(found.weights["weight"], last.weights["weight"])
@@ -76,6 +78,24 @@ def test_mlflow_logs_all_epochs_to_one_run(dataset: str, tmp_path: Path, monkeyp
     assert run.data.params == {"lr": "0.1"}
     logged = [entry.value for entry in client.get_metric_history(run.info.run_id, "val_loss")]
     assert logged == pytest.approx([entry["val_loss"] for entry in found.history])
+    assert run.info.status == "FINISHED"
+
+
+def test_mlflows_run_fails_with_the_fit(dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    from mlflow import tracking
+
+    with pytest.raises(KeyError, match="epoch 1"):
+        train(plan(dataset, callbacks=[MLflow(tmp_path.as_uri(), "flights"), FailsLater()]))
+    client = tracking.MlflowClient(tmp_path.as_uri())
+    (run,) = client.search_runs([client.get_experiment_by_name("flights").experiment_id])
+    assert run.info.status == "FAILED"
+
+
+class FailsLater:
+    def on_epoch_end(self, ctx: EpochContext) -> None:
+        if ctx.epoch == 1:
+            raise KeyError("epoch 1")
 
 
 def test_mlflow_takes_a_metric_of_any_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,9 @@ from fit_plans import plan
 from torch import nn
 
 import spark_elastic as se
-from spark_elastic.errors import DataError
+from spark_elastic.errors import DataError, NotFiniteLossError
 from spark_elastic.estimator import TorchRegressor
+from spark_elastic.estimator.callbacks import Callback, FitContext
 from spark_elastic.estimator.finite import check_finite
 from spark_elastic.estimator.layout import Input, Layout
 from spark_elastic.estimator.model import TorchModel
@@ -64,6 +66,16 @@ def test_values_of_existing_data_are_named_by_file_row_group_and_row(tmp_path: A
         train(plan(tmp_path.as_uri(), data={"validation_url": None, "check": True}))
 
 
+class AreWeightsFinite(Callback):
+    """Writes to a file whether all weights were finite when an exception ended the fit."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_exception(self, ctx: FitContext, error: Exception) -> None:
+        self.path.write_text(str(all(bool(value.isfinite().all()) for value in ctx.model.state_dict().values())))
+
+
 def diverging(**changes: Any) -> dict[str, Any]:
     """A loss that is NaN from the fourth batch on."""
     seen: list[int] = []
@@ -77,23 +89,21 @@ def diverging(**changes: Any) -> dict[str, Any]:
 
 
 def test_a_loss_that_is_nan_ends_the_fit_before_it_spoils_the_weights(
-    dataset: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    dataset: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     reported: list[dict[str, Any]] = []
     monkeypatch.setattr(se.TorchState, "report", lambda self, **values: reported.append(values))
-    with caplog.at_level(logging.WARNING):
-        found = train(plan(dataset, **diverging(epochs=5)))
-    assert found is not None
-    assert found.not_finite == "epoch 0, step 3: loss is nan"
-    assert caplog.messages == [found.not_finite]
+    told = AreWeightsFinite(tmp_path / "weights")
+    with (
+        caplog.at_level(logging.WARNING),
+        pytest.raises(NotFiniteLossError, match=r"^run ended in epoch 0, step 3: loss is nan; look at learningRate"),
+    ):
+        train(plan(dataset, callbacks=[told], **diverging(epochs=5)))
+    assert caplog.messages == ["epoch 0, step 3: loss is nan"]
     assert [np.isnan(values["loss"]) for values in reported] == [True]
-    assert found.history == []
-    assert all(bool(value.isfinite().all()) for value in found.weights.values())
-    huge = {"steps": {"optimizer_arguments": {"lr": 1e30}}}
-    overflown = train(plan(dataset, epochs=5, **huge))
-    assert overflown is not None
-    assert overflown.not_finite is not None
-    assert overflown.not_finite.endswith(("loss is inf", "loss is nan"))
+    assert told.path.read_text() == "True"
+    with pytest.raises(NotFiniteLossError, match=r"loss is (inf|nan);"):
+        train(plan(dataset, epochs=5, steps={"optimizer_arguments": {"lr": 1e30}}))
 
 
 def test_without_terminate_on_nan_it_is_said_once_an_epoch_and_training_goes_on(
@@ -102,7 +112,6 @@ def test_without_terminate_on_nan_it_is_said_once_an_epoch_and_training_goes_on(
     with caplog.at_level(logging.WARNING):
         found = train(plan(dataset, **diverging(terminate_on_nan=False)))
     assert found is not None
-    assert found.not_finite is None
     assert len(found.history) == 2
     assert caplog.messages == ["epoch 0, step 3: loss is nan", "epoch 1, step 0: loss is nan"]
 
@@ -111,9 +120,8 @@ def test_a_validation_loss_that_is_infinite_ends_the_fit(dataset: str) -> None:
     def loss(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
         return (output - label).square().mean() * (1.0 if torch.is_grad_enabled() else INFINITE)
 
-    found = train(plan(dataset, objective=Objective((loss,))))
-    assert found is not None
-    assert found.not_finite == "epoch 0, step 10: val_loss is inf"
+    with pytest.raises(NotFiniteLossError, match="epoch 0, step 10: val_loss is inf;"):
+        train(plan(dataset, objective=Objective((loss,))))
 
 
 def test_validation_takes_batches_like_those_of_training(dataset: str) -> None:
