@@ -196,6 +196,7 @@ class LocalSlots:
         while True:
             if self._closing and self._kill_at == float("inf"):
                 self._kill_at = time.monotonic() + END_SECONDS
+                self._withdraw()
             pause = self._look(time.monotonic())
             if self._closing and not any(slot.process for slot in self._slots):
                 return
@@ -261,6 +262,15 @@ class LocalSlots:
         for source in (slot.process.output, slot.process.connection):
             self._selector.register(source, selectors.EVENT_READ, slot)
 
+    def _withdraw(self) -> None:
+        """Give up the slots whose processes have not been forked yet, because torch is still being imported for them."""
+        for slot in self._slots:
+            if slot.process is not None and not slot.process.may_exist:
+                process = slot.process
+                seat = self._vacate(slot, process)
+                process.withdraw()
+                self._cluster.release(seat)
+
     def _take_note(self, key: selectors.SelectorKey) -> None:
         slot: _Slot = key.data
         process: SlotProcess | None = slot.process
@@ -270,15 +280,20 @@ class LocalSlots:
             if not process.read():
                 self._selector.unregister(key.fd)
             return
-        if process.output in self._selector.get_map():
-            self._selector.unregister(process.output)
-        self._selector.unregister(process.connection)
-        seat, slot.process, slot.seat = slot.seat, None, None
+        seat = self._vacate(slot, process)
         reason = process.close()
         if not self._closing:
             self._failed(slot, reason)
-        assert seat is not None
         self._cluster.release(seat)
+
+    def _vacate(self, slot: _Slot, process: SlotProcess) -> Seat:
+        """Cease to watch the process of a slot. Return the seat, which is to be released when the process is gone."""
+        for source in (process.output, process.connection):
+            if source in self._selector.get_map():
+                self._selector.unregister(source)
+        seat, slot.process, slot.seat = slot.seat, None, None
+        assert seat is not None
+        return seat
 
     def _failed(self, slot: _Slot, reason: str) -> None:
         slot.failed("slot %d: %s; it starts again in %.1f s, if the cluster has room", reason, self._listener)

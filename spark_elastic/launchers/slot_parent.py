@@ -1,14 +1,16 @@
 """The process from which the slots of this machine are forked, so that torch is imported once for all of them.
 
 A slot that is forked here starts in milliseconds, and so does its warm parent. The process runs no threads and does not touch
-CUDA, so forking is safe. For each slot, the driver sends an order with two descriptors: one to which the slot prints, and one
-end of a connection. When the slot has ended, its exit code is sent over the connection; when the driver closes its end, the
-slot is killed. This process and its slots end with the driver; it also ends by itself if it has received no order for long.
+CUDA, so forking is safe. When its imports are done, it tells the driver. For each slot, the driver sends an order with two
+descriptors: one to which the slot prints, and one end of a connection. When the slot has ended, its exit code is sent over the
+connection; when the driver closes its end, the slot is killed, or not forked at all. This process and its slots end with the
+driver; it also ends by itself if it has received no order for long.
 """
 
 from __future__ import annotations
 
 import os
+import select
 import selectors
 import signal
 import socket
@@ -23,6 +25,8 @@ from spark_elastic.task import processes
 from spark_elastic.task.service import TaskPlace
 
 PACKET_BYTES = 128 * 1024
+# What this process sends when it has imported everything, and forks slots.
+READY = b"ready"
 # The descriptor to which a slot prints, and its end of the connection.
 ORDER_DESCRIPTORS = 2
 
@@ -52,6 +56,8 @@ def main(descriptor: int, driver: int) -> None:
 
     try_to_import_everything()  # what fails here also fails in each slot's warm parent, whose workers report it
     with socket.socket(fileno=descriptor) as orders:
+        with suppress(BrokenPipeError):  # the driver needs this process no more
+            orders.send(READY)
         _Parent(orders, gone).serve()
 
 
@@ -90,8 +96,12 @@ class _Parent:
             os.close(self._spare.pop())
         data, descriptors, _, _ = socket.recv_fds(self._orders, PACKET_BYTES, ORDER_DESCRIPTORS)
         if data:
-            output, driver = descriptors
-            self._try_to_fork(msgspec.json.decode(data, type=Order), output, socket.socket(fileno=driver))
+            output, driver = descriptors[0], socket.socket(fileno=descriptors[1])
+            if _is_readable(driver):  # the driver had the slot killed before it was forked
+                os.close(output)
+                _tell_exit(driver, -signal.SIGKILL)
+            else:
+                self._try_to_fork(msgspec.json.decode(data, type=Order), output, driver)
         else:
             self._selector.unregister(self._orders)  # the driver has started another process in place of this one
         self._reserve()
@@ -147,6 +157,12 @@ class _Parent:
         processes.close_descriptors({0, 1, 2})
         run_slot(order, parent)
         return 0
+
+
+def _is_readable(driver: socket.socket) -> bool:
+    poll = select.poll()
+    poll.register(driver, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _tell_exit(driver: socket.socket, code: int) -> None:

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 
 import msgspec
 
@@ -31,6 +32,7 @@ class SlotParent:
         self._setting = _setting(cpus)
         self._lock = threading.Lock()
         self._story = ""
+        self._is_ready = False
         self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._output = os.memfd_create("spark_elastic-slot_parent")
         try:
@@ -80,6 +82,16 @@ class SlotParent:
             theirs.close()
             os.close(writing)
         return SlotProcess(self, mine, reading)
+
+    @property
+    def may_have_forked(self) -> bool:
+        """False while the process still does its imports. True if that is not known any more, because it was retired."""
+        if self._orders.fileno() < 0:
+            return True
+        if not self._is_ready:
+            with suppress(BlockingIOError):
+                self._is_ready = self._orders.recv(READ_BYTES, socket.MSG_DONTWAIT) == slot_parent.READY
+        return self._is_ready
 
     def retire(self) -> None:
         """Have the process fork no more, and end when no slot is left."""
@@ -136,6 +148,16 @@ class SlotProcess:
             self.connection.shutdown(socket.SHUT_WR)
         except OSError:
             pass  # the process has ended
+
+    @property
+    def may_exist(self) -> bool:
+        """Whether the process may have been forked already."""
+        return self._parent.may_have_forked
+
+    def withdraw(self) -> None:
+        """Take back the order for a process that does not exist yet."""
+        self.connection.close()
+        os.close(self.output)
 
     def kill_parent(self) -> None:
         """Kill the process from which this one was forked, and with it all slots that were forked there."""

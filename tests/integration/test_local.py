@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -155,6 +156,39 @@ def test_a_driver_in_which_the_user_catches_ctrl_c_goes_on_with_nothing_of_the_j
         spark_elastic.run(training.count_steps, (10**6, 0.02), local=True, num_proc=2, on_event=interrupt)
     spark_elastic.shutdown()
     assert set(psutil.Process().children()) <= set(before)
+
+
+def test_ctrl_c_before_there_is_any_worker_does_not_wait_for_torch_to_be_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that imports it is kept for the next run."""
+    spark_elastic.shutdown()  # a job before this one may have left a process that has imported torch
+    (tmp_path / "sitecustomize.py").write_text(IMPORTS_FOR_A_MINUTE)
+    monkeypatch.syspath_prepend(tmp_path)  # processes of a job get the same
+    before = set(psutil.Process().children())
+
+    def interrupt() -> None:
+        wait_until(lambda: (tmp_path / "imports").exists(), "torch was to be imported")
+        signal.raise_signal(signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        spark_elastic.run(print, local=True, num_proc=2)
+    thread.join()
+    (importing,) = set(psutil.Process().children()) - before
+    assert importing.is_running()
+    spark_elastic.shutdown()
+    assert set(psutil.Process().children()) <= before
+
+
+# For sitecustomize, in the process that imports torch for the others.
+IMPORTS_FOR_A_MINUTE = """
+import pathlib, sys, time
+if any("slot_parent" in argument for argument in sys.orig_argv):
+    pathlib.Path(__file__).with_name("imports").touch()
+    time.sleep(60)
+"""
 
 
 def test_a_job_leaves_the_process_that_slots_are_forked_from_to_the_next_one_and_shutdown_ends_it() -> None:

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import msgspec
 import pytest
+from other_processes import wait_until
 
 from spark_elastic.launchers import slot_parent
 from spark_elastic.launchers.slot_parent import Order
@@ -65,6 +66,10 @@ class Slot:
     def kill(self) -> None:
         self._connection.shutdown(socket.SHUT_WR)
 
+    def forget(self) -> None:
+        self._connection.close()
+        os.close(self._output)
+
     def end(self) -> tuple[bytes, str]:
         """Return the exit code that was told, and what the slot has printed."""
         with self._connection, open(self._output) as output:
@@ -87,6 +92,27 @@ def test_a_slot_that_the_driver_kills_when_it_has_just_ended_is_reaped_once(pare
     slot.kill()
     parent.serve_until_no_slot_is_left()
     assert slot.end() == (KILLED, "")
+
+
+def test_a_slot_that_the_driver_kills_or_forgets_before_it_is_forked_never_runs(parent: Parent) -> None:
+    killed, forgotten = Slot(parent), Slot(parent)
+    killed.kill()
+    forgotten.forget()
+    parent._take_order()
+    parent._take_order()
+    assert not parent._slots
+    assert killed.end() == (KILLED, "")
+
+
+def test_it_says_when_it_has_imported_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    parent = SlotParent(1)
+    try:
+        assert not parent.may_have_forked, "its imports take longer than this line"
+        wait_until(lambda: parent.may_have_forked, "the imports were to end", seconds=60)
+        parent.retire()
+        assert parent.may_have_forked
+    finally:
+        parent.end()
 
 
 @pytest.mark.parametrize("call", ["fork", "pidfd_open"])
