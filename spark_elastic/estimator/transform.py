@@ -168,12 +168,14 @@ class PredictionUdf:
             self._udf = _ragged_udf(network, names, kind, batch_size, use_gpu)
         else:
             tensors = {place: list(shape) for place, (_, shape) in enumerate(self._shapes.items()) if shape}
-            self._udf = predict_batch_udf(
+            returned = kind if self._only is None else kind[self._only].dataType
+            batched: Any = predict_batch_udf(
                 _maker(network, names, self._only, use_gpu),
-                return_type=kind if self._only is None else kind[self._only].dataType,
+                return_type=returned,
                 batch_size=batch_size,
                 input_tensor_shapes=tensors or None,
             )
+            self._udf = pandas_udf(_with_own_names(batched.func), returned)  # type: ignore[call-overload]
 
     def __call__(self, frame: DataFrame) -> Column:
         """Return the column of predictions for a DataFrame with the features."""
@@ -187,6 +189,26 @@ class PredictionUdf:
         udf = pandas_udf(predict, inner.returnType)  # type: ignore[call-overload]
         registered: Callable[..., Column] = session.udf.register(name, udf)
         return registered
+
+
+def _with_own_names(function: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:
+    """Return ``function``, which maps batches of features to predictions, with a name of its own for each feature of a batch.
+
+    ``predict_batch_udf`` looks columns up by name. Spark passes one series for all arguments that are the same expression.
+    """
+    import pandas as pd
+
+    def predict(batches: Iterator[Any]) -> Iterator[Any]:
+        def named(batch: Any) -> Any:
+            if not isinstance(batch, tuple):
+                return batch
+            return tuple(values.rename(f"feature_{place}") for place, values in enumerate(batch))
+
+        return function(map(named, batches))
+
+    # From these types Spark infers that the function maps iterators of batches; it looks for classes.
+    predict.__annotations__ = {"batches": Iterator[pd.Series], "return": Iterator[pd.Series]}
+    return predict
 
 
 def carry_vectors(frame: DataFrame, features: Sequence[str]) -> DataFrame:

@@ -277,6 +277,18 @@ def test_probabilities_that_no_sigmoid_shows_are_taken_for_what_the_param_says(s
     np.testing.assert_allclose(probability, [0.8807971, 0.1192029], rtol=1e-5)
 
 
+def test_columns_that_are_one_expression_to_spark_are_features_of_their_own(frame: Any) -> None:
+    """Spark passes such a column once, for all of them."""
+    tens = TorchModel(networks.Weighted(1.0, 10.0), featureCols=["a", "b"], outputCols=["x"])
+    side_by_side = TorchModel(networks.Weighted(1.0, 10.0, 100.0), featureCols=["a", "b", "c"], outputCols=["x"])
+    alike = frame.withColumn("b", f.col("a")).withColumn("c", f.lit(1.0))
+    for model, factors in ((tens, (11.0, 0.0)), (side_by_side, (11.0, 100.0))):
+        for row in model.transform(alike).limit(5).collect():
+            assert row.x == pytest.approx(factors[0] * row.a + factors[1])
+    side_by_side.udf("weighted", frame.sparkSession)
+    assert frame.sparkSession.sql("SELECT weighted(2.0, 2.0, 2.0)").first()[0] == 222.0
+
+
 def test_each_byte_of_a_binary_column_is_a_number(spark: Any) -> None:
     rows = [(bytes([i, 255, 0, i, 128, 7]), (2 * i + 390) / 6 / 255) for i in range(200)]
     frame = spark.createDataFrame(rows, ["pixels", "bright"]).coalesce(1)

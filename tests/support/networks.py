@@ -17,6 +17,18 @@ def dense(width: int = 3, hidden: int = 8, outputs: int = 1) -> torch.nn.Module:
     return torch.nn.Sequential(*layers)
 
 
+class Weighted(torch.nn.Module):
+    """The sum of its columns, given side by side or apart, each times a factor."""
+
+    def __init__(self, *factors: float) -> None:
+        super().__init__()
+        self.factors = torch.nn.Parameter(torch.tensor(factors))
+
+    def forward(self, *columns: torch.Tensor) -> torch.Tensor:
+        x = columns[0] if len(columns) == 1 else torch.stack(columns, 1)
+        return x.float() @ self.factors
+
+
 class RowCounter(torch.nn.Module):
     """A weight per row of the dataset that goes up by the learning rate over the global batch when the row counts."""
 

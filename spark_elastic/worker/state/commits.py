@@ -87,7 +87,7 @@ class Commits:
         self._check_is_sealed("commit()")
         where = {"rank": world.rank, "step": self.steps + 1, "generation": world.generation}
         faults.reached(Point.COMMIT, **where)
-        if world.is_broken() and self.can_restore():
+        if world.is_broken() and not self._has_stepped():
             raise WorkerLostError(f"generation {world.generation} is broken")
         self._interrupt_again()
         _check_step(state)  # code that swallowed the loss of a worker has not made this step
@@ -179,7 +179,7 @@ class Commits:
 
     def _interrupt_again(self) -> None:
         """Raise an interrupt again that user code has swallowed. Whatever that code has done since belongs to no commit."""
-        if self._is_interrupted and self.can_restore():
+        if self._is_interrupted and not self._has_stepped():
             raise HostsUpdatedInterrupt
 
     def _check_is_sealed(self, what: str) -> None:
@@ -195,7 +195,7 @@ class Commits:
         try:
             return world.has_met()
         except WorkerLostError:
-            if self.can_restore():
+            if not self._has_stepped():
                 raise
             return True  # the optimizer has stepped, so the reductions of this step had succeeded
 
@@ -292,6 +292,9 @@ class Commits:
             self.record(state.save, has_met)
             self._interrupt()
 
+    def _has_stepped(self) -> bool:
+        return self.keeper is not None and self.keeper.has_stepped
+
     def can_restore(self) -> bool:
         """Whether the last commit can still be restored. May be asked from any thread."""
         return self.keeper is None or self.keeper.can_restore
@@ -309,7 +312,8 @@ class Commits:
         job = current_job()
         if job is None or self.is_entered:
             raise SparkElasticError(
-                f'commit="{self.keeper.name}" keeps no copy to restore once the optimizer has stepped; use commit="copy"'
+                f'commit="{self.keeper.name}" keeps no copy to restore once the optimizer has stepped, or other code has changed '
+                'weights; use commit="copy"'
             )
         job.control.commit = None
 
@@ -349,7 +353,7 @@ class Commits:
 
         This precedes the vote, so that another rank can still do it if this one is lost.
         """
-        if self.keeper is not None and not self.keeper.can_restore:
+        if self.keeper is not None and self._has_stepped():
             raise SparkElasticError(
                 f'commit="{self.keeper.name}": the function returned after an optimizer step without a commit(); commit after '
                 "each"

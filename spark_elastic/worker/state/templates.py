@@ -89,16 +89,17 @@ def template_of(value: Stateful, written: object, tensors: Sequence[torch.Tensor
 
 
 class OfModule(Template):
-    """A template of a module, which holds as long as parts, tensors and switches are the same."""
+    """A template of a module with the usual state dict, which holds as long as parts, tensors and switches are the same."""
 
     def __init__(self, module: nn.Module, start: int) -> None:
         super().__init__(start)
         self._parts, self._parameters = list(module.modules()), list(module.parameters())
+        self._hooks = [hooks for part in self._parts for hooks in (part._state_dict_hooks, part._state_dict_pre_hooks)]
         self._registered = Registered(register for part in self._parts for register in registers(part))
         self._known = self._look()
 
     def _is_current(self) -> bool:
-        return self._registered.is_current() and self._look() == self._known
+        return not any(self._hooks) and self._registered.is_current() and self._look() == self._known
 
     def _look(self) -> tuple[Sequence[object], ...]:
         return (
@@ -112,9 +113,7 @@ class ModuleTemplate(OfModule):
     """The template of a module's state dict."""
 
     def __init__(self, module: nn.Module, skeleton: StateDict, start: int) -> None:
-        parts = list(module.modules())
-        self._hooks = [hooks for part in parts for hooks in (part._state_dict_hooks, part._state_dict_pre_hooks)]
-        self._left_out = [part._non_persistent_buffers_set for part in parts]
+        self._left_out = [part._non_persistent_buffers_set for part in module.modules()]
         super().__init__(module, start)
         self._skeleton = skeleton
         named = _named_tensors(module)
@@ -123,27 +122,13 @@ class ModuleTemplate(OfModule):
     @staticmethod
     def fits(module: nn.Module, written: StateDict, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether the state dict is one that torch's own methods make: all registered tensors, and nothing else."""
-        from spark_elastic.worker.ddp import DistributedDataParallel
-
-        own = (nn.Module._save_to_state_dict, DistributedDataParallel._save_to_state_dict)
-        for part in module.modules():
-            kind = type(part)
-            if (
-                kind.state_dict is not nn.Module.state_dict
-                or kind._save_to_state_dict not in own
-                or {"state_dict", "_save_to_state_dict"} & vars(part).keys()
-                or part._state_dict_hooks
-                or part._state_dict_pre_hooks
-            ):
-                return False
+        if not has_usual_state_dict(module):
+            return False
         named = _named_tensors(module)
         return len(tensors) == len(written.content) and all(
             name in named and _is_same(tensor, named[name])
             for name, tensor in zip(written.content, tensors, strict=True)
         )
-
-    def _is_current(self) -> bool:
-        return not any(self._hooks) and super()._is_current()
 
     def _look(self) -> tuple[Sequence[object], ...]:
         return *super()._look(), list(map(len, self._left_out))
@@ -218,6 +203,25 @@ class OptimizerTemplate(Template):
             for group, numbers in zip(self._optimizer.param_groups, self._numbers, strict=True)
         ]
         return StateDict({"state": self._skeleton.content["state"], "param_groups": groups})
+
+
+def has_usual_state_dict(module: nn.Module) -> bool:
+    """Whether torch's own methods make the state dict, of registered tensors and nothing else."""
+    from spark_elastic.worker.ddp import DistributedDataParallel
+
+    own = (nn.Module._save_to_state_dict, DistributedDataParallel._save_to_state_dict)
+    for part in module.modules():
+        kind = type(part)
+        if (
+            kind.state_dict is not nn.Module.state_dict
+            or kind._save_to_state_dict not in own
+            or kind.get_extra_state is not nn.Module.get_extra_state
+            or {"state_dict", "_save_to_state_dict", "get_extra_state"} & vars(part).keys()
+            or part._state_dict_hooks
+            or part._state_dict_pre_hooks
+        ):
+            return False
+    return True
 
 
 def _named_tensors(module: nn.Module) -> dict[str, torch.Tensor]:

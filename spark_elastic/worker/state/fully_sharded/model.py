@@ -102,7 +102,8 @@ class ShardedModel:
     def small(self) -> dict[str, Any]:
         """Return what each rank keeps whole: buffers, the optimizer's settings and counters, and the scheduler's state.
 
-        This includes which parameters are trained, and which parts of the module are in training mode.
+        This includes the extra state of the module's parts (``get_extra_state``), which parameters are trained, and which parts
+        are in training mode.
         """
         if len(self.optimizer.param_groups) != self._groups:
             raise SparkElasticError(
@@ -130,6 +131,7 @@ class ShardedModel:
             "scheduler": scheduler,
             "trained": {name: parameter.requires_grad for name, parameter in self._parameters.items()},
             "training": {name: part.training for name, part in self.module.named_modules()},
+            "extra": {name: part.get_extra_state() for name, part in self.module.named_modules() if _has_extra(part)},
         }
 
     def prepare(self, small: Mapping[str, Any], divided: Sequence[Divided]) -> None:
@@ -153,6 +155,8 @@ class ShardedModel:
             parameter.requires_grad_(kept["trained"][name])
         for name, module in parts.items():
             module.training = kept["training"][name]
+        for name, extra in kept.get("extra", {}).items():  # checkpoints of earlier releases have none
+            parts[name].set_extra_state(extra)
         if self.scheduler is not None:
             self.scheduler.load_state_dict(kept["scheduler"])
         # This comes last, because making a scheduler sets learning rates.
@@ -253,6 +257,10 @@ def _built(build: Callable[[], nn.Module]) -> nn.Module:
             "build= has to return a plain module: fully_shard averages the gradients itself, so leave DistributedDataParallel out"
         )
     return module
+
+
+def _has_extra(part: nn.Module) -> bool:
+    return type(part).get_extra_state is not nn.Module.get_extra_state
 
 
 def _is_on_meta(module: nn.Module) -> bool:

@@ -3,14 +3,16 @@
 This rests on one rule: a rank applies step s only after all reductions of s have succeeded, so when a world breaks, survivors
 are at s or at s-1, and a rank that has not begun its optimizer step still has the weights of the last commit. A rank that is
 caught between optimizer step and commit holds no commit at all; it reports that, and receives the state from a rank that holds
-one. Small parts that change at other times (buffers, learning rates, counters, the loader's position) are copied as usual.
+one. Small parts that change at other times (buffers, learning rates, counters, the loader's position) are copied as usual, and
+so are weights that change without an optimizer (see ``unstepped.py``).
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -20,10 +22,19 @@ from spark_elastic.errors import HostsUpdatedInterrupt, SparkElasticError, Worke
 from spark_elastic.worker.job import current_job, present_world
 from spark_elastic.worker.module_registers import same_objects, stepped
 from spark_elastic.worker.state.keepers.copies import PartlyCopied
+from spark_elastic.worker.state.keepers.keeper import Content
+from spark_elastic.worker.state.keepers.unstepped import UnsteppedWeights
 from spark_elastic.worker.state.pending_copy import PendingCopy
+from spark_elastic.worker.state.places import Places
 from spark_elastic.worker.state.snapshot import KeptPart, Snapshot, Stateful, find_objects
-from spark_elastic.worker.state.switches import switch, switches_of
-from spark_elastic.worker.state.templates import OfModule, Take, Template, template_of
+from spark_elastic.worker.state.switches import Switches, switch, switches_of
+from spark_elastic.worker.state.templates import OfModule, Take, Template, has_usual_state_dict, template_of
+
+if TYPE_CHECKING:
+    from spark_elastic.worker.world import World
+
+# Returns those of a module's weights that a commit has to copy, by their numbers.
+ToCopy = Callable[[torch.nn.Module, Sequence[torch.Tensor]], dict[int, torch.Tensor]]
 
 
 class InPlace(PartlyCopied):
@@ -33,17 +44,22 @@ class InPlace(PartlyCopied):
     is_waited_for = True
     watches_optimizers = True
 
-    @staticmethod
-    def template_of(value: Stateful, written: object, tensors: Sequence[torch.Tensor], start: int) -> Template | None:
-        return small_template(value, written, tensors, start)
-
     def __init__(self) -> None:
         super().__init__()
         self.guard = StepGuard(check_world)
+        self._unstepped = UnsteppedWeights()
+
+    def template_of(
+        self, value: Stateful, written: object, tensors: Sequence[torch.Tensor], start: int
+    ) -> Template | None:
+        return small_template(value, written, tensors, start, self._unstepped.to_copy)
 
     def begin(self, values: Mapping[str, object]) -> None:
-        objects = find_objects(values).values()
-        self.guard.watch({value for value in objects if isinstance(value, torch.optim.Optimizer)})
+        self.guard.watch(_optimizers_in(values))
+
+    def take(self, content: Content, places: Places, own: object) -> bool:
+        self._unstepped.watch(_optimizers_in(content["objects"]))
+        return super().take(content, places, own)
 
     def keep_live(self) -> None:
         self.guard.is_over = True
@@ -56,18 +72,34 @@ class InPlace(PartlyCopied):
     def settle(self) -> None:
         super().settle()
         self.guard.dirty = False
+        self._unstepped.settle()
+
+    @property
+    def has_stepped(self) -> bool:
+        return self.guard.dirty
 
     @property
     def can_restore(self) -> bool:
-        return not self.guard.dirty
+        return not self.guard.dirty and not self._unstepped.changed()
+
+    def catch_up(self, world: World, values: Mapping[str, object], tell: Callable[[], bytes | None]) -> Snapshot | None:
+        arrived = super().catch_up(world, values, tell)
+        if arrived is not None:
+            self._unstepped.forget()
+        return arrived
 
     def why_lost(self) -> str:
-        return "all ranks were caught between optimizer step and commit" if self.guard.dirty else ""
+        if self.guard.dirty:
+            return "all ranks were caught between optimizer step and commit"
+        changed = self._unstepped.changed()
+        return (
+            f"{changed}, was changed without an optimizer for the first time after the last commit" if changed else ""
+        )
 
     def part_of(self, value: Stateful) -> StateDict | KeptPart:
-        return (
-            small_part(value) if isinstance(value, (torch.nn.Module, torch.optim.Optimizer)) else super().part_of(value)
-        )
+        if isinstance(value, torch.nn.Module):
+            return small_module(value, self._unstepped.to_copy)
+        return small_part(value) if isinstance(value, torch.optim.Optimizer) else super().part_of(value)
 
     def copy_whole(self, values: Mapping[str, object]) -> Snapshot:
         whole = Snapshot()
@@ -83,6 +115,10 @@ def check_world() -> None:
             torch.cuda.current_stream().synchronize()
         if world.is_broken():
             raise WorkerLostError(f"generation {world.generation} is broken")
+
+
+def _optimizers_in(values: Mapping[str, object]) -> set[torch.optim.Optimizer]:
+    return {value for value in find_objects(values).values() if isinstance(value, torch.optim.Optimizer)}
 
 
 class StepGuard:
@@ -121,42 +157,82 @@ class StepGuard:
 
 @dataclass(frozen=True, slots=True)
 class SmallPart(KeptPart):
-    """The small part of a module (switches and buffers) or of an optimizer (settings, such as rates)."""
+    """The small part of an optimizer: the settings of each group, such as rates."""
 
-    content: list[Any]  # for a module its ``Switches`` and buffers, for an optimizer a dict for each group
+    content: list[dict[str, object]]
 
     def load_into(self, target: Stateful) -> None:
-        """Set the module or optimizer back to this part, and clear gradients."""
-        assert isinstance(target, (torch.nn.Module, torch.optim.Optimizer)), target
-        if isinstance(target, torch.nn.Module):
-            switches, *buffers = self.content
-            switch(target, switches)
-            with torch.no_grad():
-                for present, buffer in zip(target.buffers(), buffers, strict=True):
-                    present.copy_(buffer)
-        else:
-            for group, settings in zip(target.param_groups, self.content, strict=True):
-                group.update(settings)
+        """Set the optimizer back to these settings, and clear gradients."""
+        assert isinstance(target, torch.optim.Optimizer), target
+        for group, settings in zip(target.param_groups, self.content, strict=True):
+            group.update(settings)
         target.zero_grad(set_to_none=True)
 
 
-def small_part(value: torch.nn.Module | torch.optim.Optimizer) -> SmallPart:
-    """Return the part that is small enough to be copied at each commit."""
-    if isinstance(value, torch.nn.Module):
-        return SmallPart([switches_of(value), *value.buffers()])
+def small_part(value: torch.optim.Optimizer) -> SmallPart:
+    """Return the part of an optimizer that is small enough to be copied at each commit."""
     return SmallPart(_settings(value))
 
 
-class SmallModule(OfModule):
-    """The template of a module's small part, of which only the buffers are copied."""
+@dataclass(frozen=True, slots=True)
+class SmallModule(KeptPart):
+    """The small part of a module.
 
-    def __init__(self, module: torch.nn.Module, part: SmallPart, start: int) -> None:
+    buffers: in the module's order. weights: those that have to be copied, by their numbers. others: what the module's state dict
+    has besides its tensors, such as the extra state of its parts; None if there can be nothing.
+    """
+
+    switches: Switches
+    buffers: list[torch.Tensor]
+    weights: dict[int, torch.Tensor]
+    others: dict[str, Any] | None = None
+
+    def load_into(self, target: Stateful) -> None:
+        """Set the module back to this part, and clear gradients."""
+        assert isinstance(target, torch.nn.Module), target
+        switch(target, self.switches)
+        weights = list(target.parameters())
+        with torch.no_grad():
+            for present, buffer in zip(target.buffers(), self.buffers, strict=True):
+                present.copy_(buffer)
+            for number, weight in self.weights.items():
+                weights[number].copy_(weight)
+        if self.others:
+            state = target.state_dict()
+            state.update(copy.deepcopy(self.others))
+            target.load_state_dict(state)
+        target.zero_grad(set_to_none=True)
+
+
+def small_module(module: torch.nn.Module, to_copy: ToCopy) -> SmallModule:
+    """Return the part of a module that each commit copies, uncopied."""
+    others = None if has_usual_state_dict(module) else _others_in(module)
+    weights = to_copy(module, list(module.parameters()))
+    return SmallModule(switches_of(module), [each.detach() for each in module.buffers()], weights, others)
+
+
+def _others_in(module: torch.nn.Module) -> dict[str, Any]:
+    """Return what a module's state dict has besides views of its tensors."""
+    own = {tensor.untyped_storage().data_ptr() for tensor in (*module.parameters(), *module.buffers())}
+    return {
+        name: value
+        for name, value in module.state_dict().items()
+        if not (isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() in own)
+    }
+
+
+class SmallModuleTemplate(OfModule):
+    """The template of a module's small part, of which only tensors are copied."""
+
+    def __init__(self, module: torch.nn.Module, part: SmallModule, start: int, to_copy: ToCopy) -> None:
         super().__init__(module, start)
-        self._switches = part.content[0]
+        self._module, self._to_copy = module, to_copy
+        self._switches = part.switches
         self._buffers = list(module.buffers())
 
-    def _fill(self, tensors: list[torch.Tensor], take: Take) -> SmallPart:
-        return SmallPart([self._switches, *(buffer.detach().clone() for buffer in self._buffers)])
+    def _fill(self, tensors: list[torch.Tensor], take: Take) -> SmallModule:
+        weights = {number: each.clone() for number, each in self._to_copy(self._module, self._parameters).items()}
+        return SmallModule(self._switches, [buffer.detach().clone() for buffer in self._buffers], weights)
 
 
 class SmallOptimizer(Template):
@@ -187,10 +263,12 @@ class SmallOptimizer(Template):
         return self._part
 
 
-def small_template(value: Stateful, written: object, tensors: Sequence[torch.Tensor], start: int) -> Template | None:
+def small_template(
+    value: Stateful, written: object, tensors: Sequence[torch.Tensor], start: int, to_copy: ToCopy
+) -> Template | None:
     """Make the template of a small part; for anything else, make that of a state dict."""
-    if isinstance(written, SmallPart) and isinstance(value, torch.nn.Module):
-        return SmallModule(value, written, start)
+    if isinstance(written, SmallModule) and isinstance(value, torch.nn.Module):
+        return SmallModuleTemplate(value, written, start, to_copy) if written.others is None else None
     if isinstance(written, SmallPart) and isinstance(value, torch.optim.Optimizer):
         return SmallOptimizer(value, written, start) if SmallOptimizer.fits(written) else None
     return template_of(value, written, tensors, start)

@@ -82,6 +82,11 @@ class Keeper(ABC):
         """Wait for the copy of the last ``take``, if there is one, and make it the commit that is held."""
 
     @property
+    def has_stepped(self) -> bool:
+        """Whether weights have been stepped since the last commit, of which there is no copy: only a commit can follow."""
+        return False
+
+    @property
     def can_restore(self) -> bool:
         """Whether the whole of the last commit can still be restored here. May be asked from any thread."""
         return True

@@ -11,7 +11,7 @@ from torch import nn
 
 from spark_elastic.worker.module_registers import registers
 from spark_elastic.worker.state.keepers import OnDevice
-from spark_elastic.worker.state.keepers.in_place import InPlace, SmallPart
+from spark_elastic.worker.state.keepers.in_place import InPlace, SmallModule, SmallPart
 from spark_elastic.worker.state.keepers.keeper import Content
 from spark_elastic.worker.state.places import Places
 from spark_elastic.worker.state.snapshot import Snapshot, StateDict, as_state_dict
@@ -145,6 +145,8 @@ def content_of(snapshot: Snapshot) -> Any:
             return [plain(value.content), list(getattr(value.content, "_metadata", {}).items())]
         if isinstance(value, SmallPart):
             return plain(value.content)
+        if isinstance(value, SmallModule):
+            return plain([value.switches, value.buffers, value.weights, value.others])
         if isinstance(value, list):
             return [plain(entry) for entry in value]
         if isinstance(value, dict):

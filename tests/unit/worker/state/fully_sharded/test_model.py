@@ -164,6 +164,23 @@ def test_what_was_frozen_or_in_evaluation_mode_at_the_commit_still_is(alone: Non
     assert [part.training for part in (second.module, second.module.norm)] == [True, False]
 
 
+class Counting(Net):
+    calls = 0
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"calls": self.calls}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        self.calls = state["calls"]
+
+
+def test_extra_state_of_the_module_is_that_of_the_commit(alone: None) -> None:
+    first, second = made(Counting), made(Counting, is_first=False, generation=2)
+    first.module.calls = 3  # type: ignore[assignment]
+    second.prepare(first.small(), list(first.divided()))
+    assert second.module.calls == 3
+
+
 # ---------------------------------------------------------------- refusals
 
 

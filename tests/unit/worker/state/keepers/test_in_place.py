@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -207,6 +209,126 @@ def test_a_durable_checkpoint_is_made_of_a_copy_that_later_steps_do_not_touch(st
     content = lent.content()
     assert torch.equal(content["objects"]["model"].content["module.0.weight"].flatten(), held[:2500])
     assert (content["steps"], content["size"]) == (1, 1)
+
+
+class Counting(torch.nn.Linear):
+    """Counts its calls, in an attribute that only its extra state holds, and in one that a hook adds to the state dict."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.calls, self.seen = 0, [0]
+        self.register_state_dict_post_hook(_add_seen)
+        self.register_load_state_dict_pre_hook(_take_seen)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Count the call."""
+        self.calls += 1
+        self.seen[0] += 1
+        return super().forward(x)
+
+    def get_extra_state(self) -> dict[str, int]:
+        """Return the calls."""
+        return {"calls": self.calls}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        """Set the calls."""
+        self.calls = state["calls"]
+
+
+def _add_seen(module: Any, state_dict: dict[str, Any], prefix: str, metadata: object) -> None:
+    state_dict[f"{prefix}seen"] = torch.tensor(module.seen)
+
+
+def _take_seen(module: Any, state_dict: dict[str, Any], prefix: str, *_: object) -> None:
+    module.seen = state_dict.pop(f"{prefix}seen").tolist()
+
+
+@pytest.mark.parametrize("commits", [1, 3])
+def test_what_a_state_dict_has_besides_tensors_goes_back_to_the_last_commit(commits: int) -> None:
+    model = torch.nn.Sequential(Counting(), torch.nn.Linear(2, 1))
+    state = TorchState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), commit="in_place")
+    for _ in range(commits):
+        model(torch.ones(1, 2)).sum().backward()
+        state.optimizer.step()
+        state.commit()
+    kept = model[0].weight.clone()
+    for _ in range(2):
+        model(torch.ones(1, 2)).sum().backward()
+        assert model[0].calls == commits + 1
+        state.restore()
+        assert (model[0].calls, model[0].seen) == (commits, [commits])
+    assert torch.equal(model[0].weight, kept)
+
+
+def averaging(frozen: bool = False) -> tuple[TorchState, torch.nn.Module]:
+    """A state whose average user code changes, and the average."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(40, 3)
+    average = copy.deepcopy(model).requires_grad_(not frozen)
+    return TorchState(
+        model=model, average=average, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), commit="in_place"
+    ), average
+
+
+def in_place(average: torch.nn.Module) -> None:
+    with torch.no_grad():
+        average.weight.mul_(0.5)
+
+
+def through_data(average: torch.nn.Module) -> None:
+    average.weight.data = average.weight.data * 0.5
+
+
+@pytest.mark.parametrize("change", [in_place, through_data])
+@pytest.mark.parametrize("frozen", [True, False])
+def test_weights_that_change_without_an_optimizer_go_back_to_the_last_commit(
+    frozen: bool, change: Callable[[torch.nn.Module], None], stage: Stage
+) -> None:
+    state, average = averaging(frozen)
+    stage.begin(state)
+    assert not state._keeper.current.skeleton["objects"]["average"].weights, "nothing has changed yet"
+    for _ in range(2):
+        change(average)
+        state.commit()
+    held = average.weight.clone()
+    change(average)
+    assert not torch.equal(average.weight, held)
+    state.restore()
+    assert torch.equal(average.weight, held)
+    assert stage.control.commit == CommitId(1, 2)
+    assert not state._keeper.current.skeleton["objects"]["model"].weights
+
+
+@pytest.mark.parametrize("change", [in_place, through_data])
+def test_weights_that_change_for_the_first_time_are_missed_and_not_taken_for_those_of_the_commit(
+    change: Callable[[torch.nn.Module], None], stage: Stage
+) -> None:
+    state, average = averaging()
+    stage.begin(state)
+    state.commit()
+    change(average)
+    assert not state._commits.can_restore()
+    state.restore()
+    assert stage.control.commit is None
+    with pytest.raises(StateLostError, match="a weight of a Linear, such as weight, was changed without an optimizer"):
+        stage.begin(state)
+
+
+def test_weights_that_change_after_the_last_commit_keep_no_function_from_returning(stage: Stage) -> None:
+    state, average = averaging()
+    stage.begin(state)
+    state.commit()
+    in_place(average)
+    state._leave(stage.world)
+
+
+def test_in_a_broken_world_no_commit_follows_an_average_that_was_changed_ahead_of_the_step(stage: Stage) -> None:
+    state, average = averaging()
+    stage.begin(state)
+    in_place(average)
+    stage.broken = True
+    with pytest.raises(WorkerLostError):
+        state.commit()
 
 
 def test_leaving_the_function_after_a_step_without_a_commit_is_refused(stage: Stage) -> None:

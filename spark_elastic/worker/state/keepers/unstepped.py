@@ -1,0 +1,116 @@
+"""Weights that no optimizer of the State steps: of an average, a teacher, a momentum encoder, or layers that are frozen.
+
+A commit in place rests on the rule that weights change in an optimizer's step and nowhere else. Weights that user code itself
+changes break it, at any time between two commits. They are found by a few of their values, at which each commit looks, and
+are copied from then on. Weights that stay as they are cost no copy.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from spark_elastic.worker.module_registers import stepped
+
+# How many values of each weight are looked at. Code that changes the weights of a module changes nearly all of them.
+LOOKED_AT = 16
+
+
+class UnsteppedWeights:
+    """Watches the unstepped weights of one State's modules, from commit to commit."""
+
+    def __init__(self) -> None:
+        # The ids of the weights that optimizers step.
+        self._stepped: frozenset[int] = frozenset()
+        # By the ids of the modules, as users' modules may have no hash. Another thread may ask what has changed.
+        self._modules: dict[int, _Watched] = {}
+
+    def watch(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        """Take the present weights of these optimizers, and no others, for stepped ones."""
+        self._stepped = frozenset(id(weight) for optimizer in optimizers for weight in stepped(optimizer))
+
+    def to_copy(self, module: torch.nn.Module, weights: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
+        """Return those of a module's weights that the commit being made has to copy, uncopied, by their numbers."""
+        unstepped = self._unstepped(weights)
+        watched = self._modules.get(id(module))
+        if not unstepped:
+            self._modules.pop(id(module), None)
+            return {}
+        if watched is None or watched.module() is not module:
+            watched = self._modules[id(module)] = _Watched(weakref.ref(module))
+        watched.taken = watched.look(list(unstepped.values()))
+        watched.changes = watched.changes or _differ(watched.taken, watched.held)
+        return {number: weight.detach() for number, weight in unstepped.items()} if watched.changes else {}
+
+    def settle(self) -> None:
+        """Note that the commit for which weights were asked last is complete."""
+        for number, watched in list(self._modules.items()):
+            watched.held = watched.taken
+            if watched.module() is None:
+                del self._modules[number]
+
+    def forget(self) -> None:
+        """Note that the live weights may be those of another commit: comparing begins anew with the next one."""
+        for watched in self._modules.values():
+            watched.held = watched.taken = None
+
+    def changed(self) -> str:
+        """Name a weight that has changed since the last commit, which has no copy of it; empty if there is none."""
+        for watched in list(self._modules.values()):
+            module = watched.module()
+            if module is None or watched.changes or watched.held is None:
+                continue
+            names, weights = zip(*module.named_parameters(), strict=True)
+            unstepped = self._unstepped(weights)
+            if _differ(watched.look(list(unstepped.values())), watched.held):
+                return f"a weight of a {type(module).__name__}, such as {names[next(iter(unstepped))]}"
+        return ""
+
+    def _unstepped(self, weights: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
+        return {
+            number: weight
+            for number, weight in enumerate(weights)
+            if id(weight) not in self._stepped and type(weight) is torch.nn.Parameter and weight.numel()
+        }
+
+
+@dataclass(slots=True, eq=False)
+class _Watched:
+    """A module's unstepped weights.
+
+    changes: whether they have been seen to change. held, taken: some of their values in the last commit, and in the one being
+    made; None if they are not known.
+    """
+
+    module: weakref.ref[torch.nn.Module]
+    changes: bool = False
+    held: list[torch.Tensor] | None = None
+    taken: list[torch.Tensor] | None = None
+    # Views of the values to look at, for weights that lie where they did.
+    _places: list[int] = field(default_factory=list)
+    _views: list[list[torch.Tensor]] = field(default_factory=list)
+
+    def look(self, weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return some values of each weight, in one tensor per dtype and device."""
+        places = [weight.data_ptr() for weight in weights]
+        if places != self._places:
+            views: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+            for weight in weights:
+                views.setdefault((weight.dtype, weight.device), []).append(_some_of(weight.detach()))
+            self._places, self._views = places, list(views.values())
+        return [torch.cat(views) for views in self._views]
+
+
+def _some_of(weight: torch.Tensor) -> torch.Tensor:
+    """Return a view of some values: all over a contiguous weight, else at its beginning."""
+    while not weight.is_contiguous():
+        weight = weight[0]
+    return weight.view(-1)[:: max(weight.numel() // LOOKED_AT, 1)]
+
+
+def _differ(now: Sequence[torch.Tensor], before: Sequence[torch.Tensor] | None) -> bool:
+    """Whether there are values from before, and these are others."""
+    return before is not None and not (len(now) == len(before) and all(map(torch.equal, now, before)))
