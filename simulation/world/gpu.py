@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from simulation.world.process import Process
 from simulation.world.threads import Condition
+from spark_elastic.checkpoint.skeleton import StateDict
 from spark_elastic.worker.state.pending_copy import PendingCopy
 from spark_elastic.worker.state.snapshot import Snapshot
 
@@ -41,7 +42,7 @@ class GpuCopy(PendingCopy):
     def make(self) -> None:
         model = self._snapshot.skeleton["objects"]["model"]
         # Content that is kept in place was reduced before its step.
-        if self._group.has_nonsense() and isinstance(model.content, dict):
+        if self._group.has_nonsense() and isinstance(model, StateDict):
             model.content["weights"] = NONSENSE
         self._is_made = True
         self._changed.notify_all()
