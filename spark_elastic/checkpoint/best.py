@@ -104,7 +104,7 @@ def metric_of(text: str) -> Metric:
     name, colon, mode = text.rpartition(":")
     if colon and name and mode in ("min", "max"):
         return Metric(name, "min" if mode == "min" else "max")
-    words = _words_of(text)
+    words = _words_of(mode if colon else text)  # a misspelt mode must not pass for a part of the name
     found: list[Mode] = ["max"] if is_negated(text) else [mode for mode, known in WORDS.items() if words & known]
     if len(found) != 1:
         raise ValueError(

@@ -27,7 +27,7 @@ from spark_elastic.estimator.params import param
 from spark_elastic.estimator.plan import DataPlan
 from spark_elastic.estimator.prediction import PredictionModel, Predictor
 from spark_elastic.estimator.recipe import own_randomness
-from spark_elastic.estimator.row_checks import not_in_classes
+from spark_elastic.estimator.row_checks import not_a_class, not_in_classes
 from spark_elastic.estimator.shapes import ClassificationLoss
 from spark_elastic.estimator.transform import Finish, as_rows
 from spark_elastic.worker.checks.user_frames import depth_of_user
@@ -93,6 +93,7 @@ class TorchClassificationModel(PredictionModel, HasClassifierCols, Probabilistic
     """Adds the vectors ``rawPredictionCol`` and ``probabilityCol`` and the double ``predictionCol``; "" omits a column."""
 
     expected: int | None = None
+    _scored = ("predictionCol", "probabilityCol", "rawPredictionCol")
 
     def _take_for_probabilities(self, outputs: Sequence[torch.Tensor], loss: object = None) -> None:
         """Find out whether the network's outputs are probabilities, from a few of them; warn if that is not clear."""
@@ -173,22 +174,29 @@ class TorchClassificationModel(PredictionModel, HasClassifierCols, Probabilistic
         return self.label_metadata if name == self.value("predictionCol") else {}
 
     def _evaluators(self, columns: Mapping[str, Any]) -> dict[str, Evaluator]:
+        given = {key: value for key, value in columns.items() if key not in self._scored}
+        classes = {**given, "predictionCol": columns["predictionCol"]}
         found: dict[str, Evaluator] = {
-            name: MulticlassClassificationEvaluator(metricName=name, **columns) for name in METRICS
+            name: MulticlassClassificationEvaluator(metricName=name, **classes) for name in METRICS
         }
-        if self.value("probabilityCol"):
+        if "probabilityCol" in columns:
             found["logLoss"] = MulticlassClassificationEvaluator(
                 metricName="logLoss",  # type: ignore[arg-type]  # Spark has it, its annotation does not
-                probabilityCol=self.value("probabilityCol"),
-                **columns,
+                probabilityCol=columns["probabilityCol"],
+                **classes,
             )
-        if self.numClasses == 2 and self.value("rawPredictionCol"):
-            binary = {key: value for key, value in columns.items() if key != "predictionCol"}
+        if self.numClasses == 2 and "rawPredictionCol" in columns:
             for name in ("areaUnderROC", "areaUnderPR"):
                 found[name] = BinaryClassificationEvaluator(
-                    metricName=name, rawPredictionCol=self.value("rawPredictionCol"), **binary
+                    metricName=name, rawPredictionCol=columns["rawPredictionCol"], **given
                 )
         return found
+
+    def _check_labels(self, name: str, least: float, most: float, fraction: float) -> None:
+        if fraction:
+            raise ValueError(not_a_class(name, fraction))
+        if least < 0 or most >= self.numClasses:
+            raise ValueError(not_in_classes(name, least, most, self.numClasses))
 
 
 class Classes:

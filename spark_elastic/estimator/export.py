@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import torch
 
-from spark_elastic.estimator.layout import Layout
+from spark_elastic.estimator.layout import Layout, outputs_of
 from spark_elastic.estimator.preflight import ROWS
 
 FORMATS = (".pt2", ".onnx")
@@ -25,34 +25,37 @@ def export_network(
     ending = os.path.splitext(path)[1]
     if ending not in FORMATS:
         raise ValueError(f"path must end in {' or '.join(FORMATS)}, which says what is written, not {path!r}")
-    program = exported(network, layout, rows or _zeros(layout, shapes))
-    if ending == ".pt2":
-        torch.export.save(program, path)
-        return
-    try:
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise ImportError("to write ONNX, install what torch uses for it: pip install onnx onnxscript") from error
-    torch.onnx.export(program, (), path, dynamo=True, external_data=False, verbose=False)
-
-
-def exported(
-    network: torch.nn.Module, layout: Layout, batch: Mapping[str, torch.Tensor]
-) -> torch.export.ExportedProgram:
-    """Trace a copy of the network on the CPU, in evaluation mode, with the arguments that ``transform`` gives it."""
     network = copy.deepcopy(network).cpu().eval()
-    args, kwargs = layout.arguments(batch)
-    rows = torch.export.Dim("rows")
-    shapes = {name: {0: rows} for name in kwargs} or tuple({0: rows} for _ in args)
+    args, kwargs = layout.arguments(rows or _zeros(layout, shapes))
     try:
         with torch.no_grad():
-            network(*args, **kwargs)  # some releases of torch export what cannot be called
-        return torch.export.export(network, tuple(args), kwargs, dynamic_shapes=shapes)
+            outputs = network(*args, **kwargs)  # some releases of torch export what cannot be called
+        program = _exported(network, tuple(args), kwargs)
+        if ending == ".pt2":
+            torch.export.save(program, path)
+            return
     except Exception as error:
         raise ValueError(
             f"{type(network).__name__} cannot be exported with these columns: {error}. If the network takes "
             "whole numbers, or other rows than zeros, give some as rows="
         ) from error
+    try:
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise ImportError("to write ONNX, install what torch uses for it: pip install onnx onnxscript") from error
+    names = list(outputs) if isinstance(outputs, Mapping) else list(layout.outputs)
+    known = names if len(names) == len(outputs_of(outputs, layout)) else None
+    torch.onnx.export(program, (), path, dynamo=True, external_data=False, verbose=False, output_names=known)
+
+
+def _exported(
+    network: torch.nn.Module, args: tuple[torch.Tensor, ...], kwargs: dict[str, torch.Tensor]
+) -> torch.export.ExportedProgram:
+    """Trace a network in evaluation mode, with the arguments that ``transform`` gives it."""
+    rows = torch.export.Dim("rows")
+    shapes = {name: {0: rows} for name in kwargs} or tuple({0: rows} for _ in args)
+    with torch.no_grad():
+        return torch.export.export(network, args, kwargs, dynamic_shapes=shapes)
 
 
 def _zeros(layout: Layout, shapes: Mapping[str, tuple[int, ...] | None]) -> dict[str, torch.Tensor]:

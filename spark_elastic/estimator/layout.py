@@ -108,13 +108,18 @@ class Layout:
         try:
             return model(*args, **kwargs)
         except IndexError as error:
-            if not self.categories:
+            named = self.categories or [name for name in self.features if _are_indexes(batch[name])]
+            if not named:
                 raise
-            found = ", ".join(f"{name!r} up to {int(batch[name].max())}" for name in self.categories)
+            found = ", ".join(f"{name!r} up to {int(batch[name].max())}" for name in named)
             raise DataError(
                 f"the network has too few categories for the indexes in these rows: {found} ({error}). An embedding needs a "
                 "row for each index from 0 on, and one more where StringIndexer keeps strings that it has not seen"
             ) from error
+
+
+def _are_indexes(values: torch.Tensor) -> bool:
+    return not values.is_floating_point() and values.dtype != torch.bool and values.numel() > 0
 
 
 def positional_inputs(columns: Sequence[str], categories: Sequence[str] | None) -> list[Input]:

@@ -226,7 +226,8 @@ class ElasticModel(Model, FitParams, MLReadable["ElasticModel"], MLWritable, Ela
         """Write the network as a program that runs without its Python code, for batches of any number of rows.
 
         path: a local file. Its suffix determines the format: ``.pt2`` by ``torch.export``, which ``torch.export.load`` reads,
-        or ``.onnx``, which requires onnx and onnxscript, and a network below 2 GB. rows: a few rows of the features, by column;
+        or ``.onnx``, which requires onnx and onnxscript, and a network below 2 GB. Outputs in ONNX have the names of the output
+        columns, or those in the dict that the network returns. rows: a few rows of the features, by column;
         by default fractional zeros. The program takes the arguments of ``forward``: columns positionally, or the keywords of
         ``inputs``. Raises ``ValueError`` for a network that cannot be exported, with torch's reason, and for columns of lists
         of different lengths.

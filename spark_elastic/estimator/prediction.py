@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from pyspark.ml.evaluation import Evaluator
@@ -16,6 +16,7 @@ from pyspark.ml.param.shared import (
     HasWeightCol,
 )
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as f
 from pyspark.sql.types import StructType
 
 from spark_elastic.estimator.accessors import HasPredictorColsAccessors, PredictorAccessors
@@ -67,6 +68,9 @@ class Predictor(ElasticEstimator, HasPredictorCols, HasValidationIndicatorCol, P
 
 class PredictionModel(ElasticModel, HasPredictorCols):
     """A network that predicts one number per row."""
+
+    # The Params that name columns of transform which evaluators take.
+    _scored: ClassVar[tuple[str, ...]] = ("predictionCol",)
 
     def _set(self, **params: object) -> Self:
         if isinstance(name := params.get("featuresCol"), str):
@@ -137,7 +141,7 @@ class PredictionModel(ElasticModel, HasPredictorCols):
     def evaluate(self, dataset: DataFrame) -> dict[str, float]:
         """Return the usual metrics for a DataFrame with labels, under the names of Spark's evaluators.
 
-        Raises ``ValueError`` without a ``predictionCol``.
+        Raises ``ValueError`` without a ``predictionCol``, without rows, and for labels and weights that are null or NaN.
         """
         if not self.value("predictionCol"):
             raise ValueError('predictionCol="" leaves out the predictions, of which evaluate computes its metrics')
@@ -146,14 +150,34 @@ class PredictionModel(ElasticModel, HasPredictorCols):
         for role, name in given.items():
             check_scalars(scored.schema, [name], role)
         # Spark's evaluators take no booleans, and no name with a dot.
-        columns = {role: f"spark_elastic_{role}" for role in given}
-        plain = (column(name).cast("double").alias(columns[role]) for role, name in given.items())
-        found = scored.select("*", *plain).persist()
+        made = {role: self.value(role) for role in self._scored if self.value(role)}
+        columns = {role: f"spark_elastic_{role}" for role in (*given, *made)}
+        plain = [column(name).cast("double").alias(columns[role]) for role, name in given.items()]
+        found = scored.select(*plain, *(column(name).alias(columns[role]) for role, name in made.items())).persist()
         try:
-            columns["predictionCol"] = self.value("predictionCol")
+            self._check_evaluated(found, given, columns)
             return {name: float(evaluator.evaluate(found)) for name, evaluator in self._evaluators(columns).items()}
         finally:
             found.unpersist()
+
+    def _check_evaluated(self, found: DataFrame, given: Mapping[str, str], columns: Mapping[str, str]) -> None:
+        """Raise ValueError for rows of which Spark's evaluators would make no sense, or a bare error from within the JVM."""
+        bad = (f.col(columns[role]).isNull() | f.isnan(columns[role]) for role in given)
+        counts = [f.sum(each.cast("int")).alias(role) for role, each in zip(given, bad, strict=True)]
+        label = f.col(columns["labelCol"])
+        extremes = f.min(label).alias("least"), f.max(label).alias("most"), f.max(label % 1).alias("fraction")
+        (seen,) = found.agg(f.count(f.lit(1)).alias("rows"), *counts, *extremes).collect()
+        if not seen["rows"]:
+            raise ValueError("the DataFrame has no rows to evaluate")
+        for role, name in given.items():
+            if seen[role]:
+                raise ValueError(
+                    f"{role}: column {name!r} has nulls or NaN in {seen[role]} of {seen['rows']} rows; drop these rows"
+                )
+        self._check_labels(given["labelCol"], seen["least"], seen["most"], seen["fraction"])
+
+    def _check_labels(self, name: str, least: float, most: float, fraction: float) -> None:
+        """Raise ValueError for labels that cannot be evaluated. fraction: the largest."""
 
     def _evaluators(self, columns: Mapping[str, Any]) -> dict[str, Evaluator]:
         raise NotImplementedError

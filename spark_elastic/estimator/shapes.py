@@ -72,19 +72,32 @@ def meet(output: torch.Tensor, label: torch.Tensor, loss: object) -> tuple[torch
             label = label.squeeze(-1)
         if label.shape != output.shape[:1] + output.shape[2:]:
             raise ValueError(_misfit(output, label, loss, "one class index per row for an output of [rows, classes]"))
-        if label.dim() > 1 and label.is_floating_point() and bool((found := label % 1 != 0).any()):
-            raise ValueError(f"{name_of(loss)} takes class indexes, and a label is {float(label[found][0]):g}")
-        return output, label.long()
+        return output, _as_classes(label, loss)
     while output.dim() > label.dim() and output.shape[-1] == 1:
         output = output.squeeze(-1)
     while label.dim() > output.dim() and label.shape[-1] == 1:
         label = label.squeeze(-1)
     known = unwrapped(loss)
+    if isinstance(known, ClassificationLoss):
+        # A transform may make fractions of the labels of two classes, as label smoothing does.
+        is_soft = output.dim() == 1 and _has_fractions(label)
+        return output, label if is_soft else _as_classes(label, loss)
     if isinstance(known, _ELEMENTWISE) or getattr(known, "__name__", "") in _ELEMENTWISE_NAMES:
         if output.shape != label.shape:
             raise ValueError(_misfit(output, label, loss, "output and label of one shape"))
         label = label.to(output.dtype)
     return output, label
+
+
+def _as_classes(label: torch.Tensor, loss: object) -> torch.Tensor:
+    # A GPU would be waited for in each step. The first rows are tried on the CPU, and columns are checked there.
+    if (label.dim() > 1 or label.device.type == "cpu") and _has_fractions(label):
+        raise ValueError(f"{name_of(loss)} takes class indexes, and a label is {float(label[label % 1 != 0][0]):g}")
+    return label.long()
+
+
+def _has_fractions(label: torch.Tensor) -> bool:
+    return label.is_floating_point() and bool((label % 1 != 0).any())
 
 
 def name_of(named: object) -> str:

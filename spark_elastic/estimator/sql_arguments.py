@@ -8,6 +8,7 @@ from __future__ import annotations
 import decimal
 import functools
 import math
+import numbers
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -68,9 +69,11 @@ def _numbers(values: pd.Series | pd.DataFrame, name: str) -> pd.Series:
     if values.ndim > 1:
         raise TypeError(f"the model takes a number for {name!r}, not a vector or struct")
     if values.dtype != object:
+        if values.dtype.kind not in "iufb":
+            raise TypeError(f"the model takes a number for {name!r}, not {values.dtype}")
         return values
     for value in values:
-        if isinstance(value, (str, bytes, list, np.ndarray)):
+        if value is not None and not isinstance(value, (numbers.Number, decimal.Decimal)):
             raise TypeError(f"the model takes a number for {name!r}, not {_kind(value)}")
     return values.astype(float)  # decimals, and columns with nulls
 
@@ -130,4 +133,4 @@ def _kind(value: object) -> str:
             return "an array of strings"
         if isinstance(inner, (list, np.ndarray)):
             return "an array of arrays; flatten() makes one array of its arrays, which the network can reshape"
-    return "an array" if isinstance(value, (list, np.ndarray)) else f"{type(value).__name__}"
+    return "an array" if isinstance(value, (list, np.ndarray)) else f"a {type(value).__name__}"

@@ -105,6 +105,7 @@ class Trainer:
         self._last_weight = 0.0
         self._is_weighted = bool(plan.layout.weight or plan.class_weights or plan.weighs_labels)
         self._losses = LossWatch()
+        self._classes = set(plan.class_labels) - set(plan.layout.features)
 
     def _course(self) -> Course:
         """The length of the fit, if it does not depend on the size of the world."""
@@ -381,6 +382,8 @@ class Trainer:
             check_classes(batch, self.plan.class_labels, self.plan.classes)
             check_indexes(batch, self.plan.layout.categories)
         check_whole(batch, self.plan.layout.whole)  # for lists, fit only knows their lengths
+        for name in self._classes:
+            batch[name] = batch[name].long()
         if self.device.type != "cpu":
             batch = {name: value.to(self.device, non_blocking=True) for name, value in batch.items()}
         batch = {name: plain(value) for name, value in batch.items()}

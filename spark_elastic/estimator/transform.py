@@ -72,7 +72,7 @@ class Scorer:
         check_whole(batch, self.layout.whole)
         with in_evaluation(self.module), torch.no_grad():  # a network may keep tensors, and train with them later
             value = self.layout.call(self.module, batch)
-        outputs = outputs_of(value, self.layout)
+        outputs = [_of_rows(output, rows) for output in outputs_of(value, self.layout)]
         if isinstance(value, Mapping):
             outputs = in_order(outputs, self.layout.outputs, self.columns)
         return self.finish([_array(output, place) for place, output in enumerate(outputs)])
@@ -82,6 +82,21 @@ class Scorer:
         if all(tensor.device.type == "cpu" for tensor in self.module.state_dict().values()):
             return self
         return Scorer(copy.deepcopy(self.module).cpu(), self.layout, self.finish, self.columns)
+
+
+def _of_rows(output: torch.Tensor, rows: int) -> torch.Tensor:
+    """Return an output as [rows, …]. A network that ends in squeeze() also drops the dimension of a single row.
+
+    Raises ValueError if the network returns another number of rows than it was given.
+    """
+    if rows == 1 and output.shape[:1] != (1,):
+        return output.unsqueeze(0)
+    if output.shape[:1] != (rows,):
+        shape = list(output.shape)
+        raise ValueError(
+            f"the network returned an output of shape {shape} for {rows} rows, not [{rows}] or [{rows}, …]"
+        )
+    return output
 
 
 def _array(output: torch.Tensor, place: int) -> np.ndarray:

@@ -116,7 +116,19 @@ def test_a_classifier_in_a_pipeline_gives_back_the_strings_and_survives_saving(f
     assert model.evaluate(flags)["accuracy"] > 0.8
     odd = flags.withColumnRenamed("label", "la.bel").withColumn("w.t", f.lit(True))
     assert model.copy({model.labelCol: "la.bel", model.weightCol: "w.t"}).evaluate(odd)["accuracy"] > 0.8
-    with pytest.raises(ValueError, match=r"column 'a' has the label 0\.99\d*; the loss takes class indexes"):
+    dotted = model.copy({model.predictionCol: "pre.dicted", model.probabilityCol: "prob.ability"})
+    assert dotted.evaluate(plain) == model.evaluate(plain)
+    for label, told in (
+        (f.when(f.col("id") > 2, 1.0), r"labelCol: column 'label' has nulls or NaN in 3 of \d+ rows; drop these rows"),
+        (f.lit(float("nan")), "column 'label' has nulls or NaN"),
+        (f.lit(3.0), r"labels from 3 to 3; with 3 classes they go from 0 to 2"),
+        (f.lit(0.5), r"has the label 0\.5"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            model.evaluate(plain.withColumn("label", label))
+    with pytest.raises(ValueError, match="no rows to evaluate"):
+        model.evaluate(plain.limit(0))
+    with pytest.raises(ValueError, match=r"takes class indexes, and a label is 0\.\d+ \(label columns a "):
         classifier.copy({classifier.labelCol: "a"}).fit(plain)
 
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
-import numpy
 import torch
 
 from spark_elastic.checkpoint.skeleton import PLAIN
 from spark_elastic.errors import TrainingCodeError
-from spark_elastic.worker.checks.reachable import LENGTH
-from spark_elastic.worker.checks.unsupported import why_unsupported
+from spark_elastic.worker.checks.live_memory import address_of, live_tensors, memory_in
 from spark_elastic.worker.checks.user_frames import depth_of_user
 from spark_elastic.worker.state.snapshot import find_objects, has_state_dict
 
@@ -82,15 +80,15 @@ def check_live(name: str, value: object, attributes: Mapping[str, object]) -> bo
 
     Return whether there are tensors in it.
     """
-    held = {address: place for address, place in _memory_in(value, f"state.{name}") if address}
+    held = {address: place for address, place in memory_in(value, f"state.{name}") if address}
     if not held:
         return False
     public = {name: entry for name, entry in attributes.items() if not name.startswith("_")}
     for owner, live in find_objects(public).items():
-        for part, tensor in _live_tensors(live):
-            if _address(tensor) in held:
+        for part, tensor in live_tensors(live):
+            if address_of(tensor) in held:
                 raise TrainingCodeError(
-                    f"{held[_address(tensor)]} shares its memory with {part} of state.{owner}, as in module.state_dict(): it "
+                    f"{held[address_of(tensor)]} shares its memory with {part} of state.{owner}, as in module.state_dict(): it "
                     "changes with every step, and is a copy on other ranks and after a reset. Copy it first: "
                     f"state.{name} = copy.deepcopy(…)"
                     + (f", and {_KEPT_BY_TORCH}" if isinstance(live, torch.optim.Optimizer) else "")
@@ -118,29 +116,3 @@ def _check_loaded(optimizer: torch.optim.Optimizer) -> None:
     for name, value in public.items() if owners else ():
         if type(value) not in PLAIN:
             check_live(name, value, owners)
-
-
-def _memory_in(value: object, place: str) -> Iterator[tuple[int, str]]:
-    """Yield the addresses of the tensors and arrays in a container, with their places."""
-    if isinstance(value, torch.Tensor):
-        yield _address(value), place
-    elif isinstance(value, numpy.ndarray):
-        yield value.ctypes.data, place
-    elif isinstance(value, (dict, list, tuple)) and len(value) <= LENGTH:
-        entries = value.items() if isinstance(value, dict) else enumerate(value)
-        for key, entry in entries:
-            yield from _memory_in(entry, f"{place}[{key!r}]")
-
-
-def _address(tensor: torch.Tensor) -> int:
-    """Return where the memory of a tensor begins; 0 if it has none of its own."""
-    return 0 if why_unsupported(tensor) is not None else tensor.untyped_storage().data_ptr()
-
-
-def _live_tensors(live: object) -> Iterator[tuple[str, torch.Tensor]]:
-    if isinstance(live, torch.nn.Module):
-        yield from live.named_parameters()
-        yield from live.named_buffers()
-    elif isinstance(live, torch.optim.Optimizer):
-        for state in live.state.values():
-            yield from ((str(key), entry) for key, entry in state.items() if isinstance(entry, torch.Tensor))

@@ -326,6 +326,9 @@ class ObjectState(State):
         except CannotCopyError as error:
             raise error.named({**values, **self._values(shared=False)}) from error.reason
         if has_changed:
+            for name, value in values.items():
+                if isinstance(value, (dict, list)):  # something may have been put into it
+                    check_live(name, value, vars(self))
             self._tell()  # a change that cannot be described to a newcomer raises now, on every rank
 
     def _content(self, steps: int, size: int, values: dict[str, object], places: Places) -> Content:

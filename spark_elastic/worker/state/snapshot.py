@@ -17,10 +17,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, TypeVar
 
+import numpy
 import torch
 
 from spark_elastic.checkpoint.skeleton import PLAIN, Leaf, StateDict, TensorSpec, has_plain_keys, map_tree
 from spark_elastic.data.loader import PositionedLoader
+from spark_elastic.worker.checks.live_memory import refuse_live
 from spark_elastic.worker.checks.unsupported import check_functions, check_supported, why_unsupported
 from spark_elastic.worker.state.pending_copy import PendingCopy, pending_copy
 from spark_elastic.worker.state.switches import note_switches
@@ -144,9 +146,9 @@ def flatten(tree: object, found: Found, keep: Keep = as_state_dict, remembered: 
     copied; with ``remembered``, ``keep`` is called only for those that have changed. Other mutable objects are deep-copied.
     Raises ``CannotCopyError``, which is a ``TypeError``, for an object that cannot be copied.
     """
-    holders: list[tuple[object, set[int]]] = []
+    holders: list[_Holder] = []
     # The copies of objects, by the ids of the originals: what two objects share, their copies share.
-    copies: dict[int, object] = {}
+    copies: dict[int, Any] = {}
     # The object with a state dict whose parts are being taken.
     owner: Stateful | None = None
 
@@ -184,14 +186,21 @@ def flatten(tree: object, found: Found, keep: Keep = as_state_dict, remembered: 
     return skeleton
 
 
-def _deep_copy(
-    value: object, copies: dict[int, object], holders: list[tuple[object, set[int]]], owner: Stateful | None
-) -> object:
-    """Copy an object that has no state dict. If it holds parameters, add it to ``holders``, with their ids.
+@dataclass(frozen=True, slots=True)
+class _Holder:
+    """An object that was copied by value: the ids of the parameters in it, and all tensors and arrays in it."""
+
+    value: object
+    parameters: set[int]
+    tensors: list[object]
+
+
+def _deep_copy(value: object, copies: dict[int, Any], holders: list[_Holder], owner: Stateful | None) -> object:
+    """Copy an object that has no state dict. If it holds parameters, tensors or arrays, add it to ``holders``.
 
     An object that holds an optimizer or a loader is refused: training would continue with the original rather than the copy.
     """
-    known = len(copies)
+    known, known_originals = len(copies), len(copies.get(id(copies), ()))
     try:
         copied = copy.deepcopy(value, copies)
     except (MemoryError, torch.cuda.OutOfMemoryError):
@@ -212,24 +221,28 @@ def _deep_copy(
             f"{type(value).__name__} the methods state_dict and load_state_dict, which leave it out, or keep it out of the State"
         )
     parameters = {number for number, entry in copied_now.items() if isinstance(entry, torch.nn.Parameter)}
-    if parameters:
-        holders.append((value, parameters))
+    originals = copies.get(id(copies), [])[known_originals:]  # deepcopy keeps a list of them
+    tensors: list[object] = [entry for entry in originals if isinstance(entry, (torch.Tensor, numpy.ndarray))]
+    if parameters or tensors:
+        holders.append(_Holder(value, parameters, [] if owner is not None else tensors))
     return copied
 
 
-def _check_holders(holders: Sequence[tuple[object, set[int]]], objects: Sequence[Stateful]) -> None:
-    """Refuse objects that would be copied by value with parameters of a module that goes through its state dict."""
+def _check_holders(holders: Sequence[_Holder], objects: Sequence[Stateful]) -> None:
+    """Refuse objects that were copied by value with parameters, or memory, of what goes through its state dict."""
     modules = [value for value in objects if isinstance(value, torch.nn.Module)]
-    names = {id(value): name for module in modules for name, value in module.named_parameters()}
-    for holder, parameters in holders:
-        if held := [names[number] for number in parameters if number in names]:
-            kind = type(holder).__name__
-            named = f"a {kind}" + (f", {holder.__qualname__}," if hasattr(holder, "__qualname__") else "")
+    has_parameters = any(holder.parameters for holder in holders)
+    names = {id(value): name for module in modules if has_parameters for name, value in module.named_parameters()}
+    for holder in holders:
+        if held := [names[number] for number in holder.parameters if number in names]:
+            kind = type(holder.value).__name__
+            named = f"a {kind}" + (f", {holder.value.__qualname__}," if hasattr(holder.value, "__qualname__") else "")
             raise TypeError(
                 f"{named} in the State holds {min(held)}, a parameter of a module of the State, and would be copied by value, "
                 f"and the parameter with it: after a reset it would hold one that nobody trains. Give {kind} the methods "
                 "state_dict and load_state_dict, which leave the parameter out, or keep it out of the State"
             )
+        refuse_live(holder.value, holder.tensors, objects)
 
 
 def unflatten(skeleton: object, tensors: list[torch.Tensor], copies: bool = True) -> object:

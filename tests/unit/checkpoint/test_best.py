@@ -22,11 +22,12 @@ def test_accuracies_are_better_when_large(name: str) -> None:
 
 def test_other_metrics_say_which() -> None:
     assert metric_of("neg_log_loss") == Metric("neg_log_loss", "max")
+    assert metric_of("validation:loss") == Metric("validation:loss", "min")
     assert metric_of("ndcg:max") == Metric("ndcg", "max")
     assert metric_of("val_acc:min") == Metric("val_acc", "min")
 
 
-@pytest.mark.parametrize("name", ["ndcg", "glossary", "loss_acc", ":max", "x:most"])
+@pytest.mark.parametrize("name", ["ndcg", "glossary", "loss_acc", ":max", "x:most", "acc:best", "val_loss:minimum"])
 def test_a_name_that_says_nothing_is_an_error_with_what_to_write(name: str) -> None:
     with pytest.raises(
         ValueError, match=f"checkpoint_best='{name}' does not tell .*; write '{name}:min' or '{name}:max'"

@@ -48,6 +48,21 @@ def test_onnx_says_what_the_network_says(model: TorchClassificationModel, tmp_pa
     assert torch.allclose(torch.from_numpy(found), model.model(features, codes), atol=1e-6)
 
 
+class Named(torch.nn.Module):
+    """Returns its outputs in a dict, in another order than that of the columns."""
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"v": 2 * x, "u": x + 1}
+
+
+def test_outputs_of_onnx_have_names(tmp_path: Path) -> None:
+    for network, outputs, names in ((Named(), ("u", "v"), ["v", "u"]), (torch.nn.ReLU(), ("y",), ["y"])):
+        layout = Layout((Input(None, ("x",)),), outputs=outputs)
+        model = TorchModel(network, outputCols=list(outputs))
+        model.describe(layout=layout, shapes={"x": ()}, widths=[0] * len(names)).export(tmp_path / "network.onnx")
+        assert ReferenceEvaluator(str(tmp_path / "network.onnx")).output_names == names
+
+
 def test_keywords_stay_keywords_and_whole_numbers_are_given_as_rows(tmp_path: Path) -> None:
     inputs = (Input("x", ("a", "b")), Input("code", ("c",)))
     model = TorchModel(networks.TwoHeads(), outputCols=["u", "v"]).describe(

@@ -63,6 +63,19 @@ def test_the_classification_loss_takes_one_logit_or_one_for_each_class() -> None
     assert ClassificationLoss()(logit, labels).item() == pytest.approx(ClassificationLoss()(pair, labels).item())
 
 
+@pytest.mark.parametrize("output", [zeros(), zeros(2)])
+def test_metrics_beside_the_classification_loss_get_whole_numbers(output: torch.Tensor) -> None:
+    assert meet(output, torch.ones(ROWS), ClassificationLoss())[1].dtype == torch.int64
+
+
+def test_soft_labels_meet_one_logit_and_no_others() -> None:
+    soft = torch.full((ROWS,), 0.9)
+    assert meet(zeros(), soft, ClassificationLoss())[1] is soft
+    for loss in (ClassificationLoss(), nn.CrossEntropyLoss()):
+        with pytest.raises(ValueError, match=r"takes class indexes, and a label is 0\.9"):
+            meet(zeros(2), soft, loss)
+
+
 def test_columns_become_arguments() -> None:
     batch = {
         "a": zeros(dtype=torch.float64),

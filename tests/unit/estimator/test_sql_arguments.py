@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import warnings
 from collections.abc import Iterator
 from decimal import Decimal
@@ -82,6 +83,9 @@ def test_numbers_arrays_and_bytes_arrive_as_transform_gives_them() -> None:
         ({"a": ()}, [VECTORS], TypeError, "a number for 'a', not a vector"),
         ({"a": ()}, [pd.Series(["x"])], TypeError, "a number for 'a', not a string; StringIndexer"),
         ({"a": ()}, [lists([1.0])], TypeError, "a number for 'a', not an array"),
+        ({"a": ()}, [pd.Series([None, datetime.date(2020, 1, 1)])], TypeError, "a number for 'a', not a date"),
+        ({"a": ()}, [pd.Series([{"k": 1}])], TypeError, "a number for 'a', not a dict"),
+        ({"a": ()}, [pd.to_datetime(pd.Series(["2020-01-01"]))], TypeError, r"a number for 'a', not datetime64\[\w+\]"),
         ({"x": (3,)}, [pd.Series([1.0])], TypeError, "a vector for 'x', not a number"),
         ({"x": (3,)}, [pd.DataFrame({"u": [1], "v": [2]})], TypeError, "a vector for 'x', not a struct"),
         ({"x": (3,)}, [pd.Series(["x"])], TypeError, "a vector for 'x', not a string"),

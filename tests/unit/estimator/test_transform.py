@@ -75,10 +75,10 @@ class Outputs(nn.Module):
         return self.make(x)
 
 
-def scored(make: Any, model: TorchModel) -> dict[str, np.ndarray]:
+def scored(make: Any, model: TorchModel, *rows: float) -> dict[str, np.ndarray]:
     model.model = Outputs(make)
     scorer = model._scorer(model._finish(model._outputs()))
-    return scorer({"x": np.array([1.0, 2.0], np.float32)})
+    return scorer({"x": np.array(rows or [1.0, 2.0], np.float32)})
 
 
 def model_of(*outputs: str, widths: tuple[int, ...] = (0, 0), labels: tuple[str, ...] = ()) -> TorchModel:
@@ -125,6 +125,21 @@ def test_an_order_that_does_not_tell_which_output_is_meant_is_an_error() -> None
     assert by_place["var"].tolist() == [1.0, 2.0]
     with pytest.raises(ValueError, match="names of outputs to outputs of other sizes"):
         model_of("mean", "var", widths=(0, 3)).setOutputCols(["var", "mean"])._check({})
+
+
+@pytest.mark.parametrize("width", [0, 3])
+def test_a_network_that_drops_the_dimension_of_a_single_row_is_given_it_back(width: int) -> None:
+    def squeezed(x: torch.Tensor) -> torch.Tensor:
+        return x[:, None].expand(-1, max(width, 1)).squeeze()
+
+    (one,) = scored(squeezed, model_of("y", widths=(width,)), 5.0).values()
+    (two,) = scored(squeezed, model_of("y", widths=(width,)), 5.0, 6.0).values()
+    assert one.tolist() == two.tolist()[:1]
+
+
+def test_a_network_that_returns_other_rows_than_it_was_given_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"an output of shape \[4, 3\] for 2 rows, not \[2\] or \[2, …\]"):
+        scored(lambda x: torch.zeros(4, 3), model_of("y", widths=(3,)))
 
 
 @pytest.mark.parametrize("output", [torch.tensor(1.0), torch.zeros(0, 2)])

@@ -99,6 +99,46 @@ def test_what_shares_its_memory_with_a_module_is_refused_where_it_is_set(live: A
         TorchState(model=state.model, optimizer=state.optimizer, other=live(state))
 
 
+class Stopper:
+    """Keeps what it is given, as classes for early stopping do."""
+
+    def __init__(self) -> None:
+        self.best: Any = None
+
+
+@pytest.mark.parametrize("commit", ["copy", "in_place"])
+@pytest.mark.parametrize(
+    "live",
+    [
+        lambda state: state.model.state_dict(),
+        lambda state: {0: [state.model[1].running_mean]},
+        lambda state: state.model[0].weight.detach().numpy(),
+        lambda state: state.optimizer.state_dict(),
+    ],
+)
+def test_what_an_object_keeps_of_live_memory_is_refused_by_the_next_commit(live: Any, commit: str) -> None:
+    whole = trained()
+    state = TorchState(model=whole.model, optimizer=whole.optimizer, stopper=Stopper(), commit=commit)
+    state._begin(None)
+    state.stopper.best = copy.deepcopy(live(state))
+    state.commit()
+    state.stopper.best = live(state)
+    with pytest.raises(TrainingCodeError, match=r"a Stopper in the State holds a tensor .* of a .*: copy\.deepcopy"):
+        state.commit()
+
+
+def test_what_is_put_into_a_list_of_the_state_is_looked_at_by_the_next_commit() -> None:
+    state = trained()
+    state.history = []
+    state._begin(None)
+    for _ in range(5):
+        state.history.append(copy.deepcopy(state.model.state_dict()))
+        state.commit()
+    state.history.append(state.model.state_dict())
+    with pytest.raises(TrainingCodeError, match=r"state\.history\[5\]\['0\.weight'\] shares its memory"):
+        state.commit()
+
+
 def test_copies_and_tensors_of_other_modules_may_be_set() -> None:
     state = trained()
     state.best = {name: value.clone() for name, value in state.model.state_dict().items()}
