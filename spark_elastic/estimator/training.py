@@ -383,7 +383,8 @@ class Trainer:
             check_indexes(batch, self.plan.layout.categories)
         check_whole(batch, self.plan.layout.whole)  # for lists, fit only knows their lengths
         for name in self._classes:
-            batch[name] = batch[name].long()
+            if batch[name].dim() == 1:  # a list may hold probabilities of classes
+                batch[name] = batch[name].long()
         if self.device.type != "cpu":
             batch = {name: value.to(self.device, non_blocking=True) for name, value in batch.items()}
         batch = {name: plain(value) for name, value in batch.items()}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from fit_plans import ROWS, plan
@@ -14,7 +17,7 @@ from torch import nn
 
 from spark_elastic.errors import DataError
 from spark_elastic.estimator.estimator import _check_facts
-from spark_elastic.estimator.layout import Layout
+from spark_elastic.estimator.layout import Input, Layout
 from spark_elastic.estimator.objective import Objective
 from spark_elastic.estimator.steps import Passes
 from spark_elastic.estimator.training import Trainer, train
@@ -147,3 +150,36 @@ def test_a_step_of_ones_own_a_transform_and_fewer_steps(dataset: str) -> None:
     assert seen[:8] == [*((0, place) for place in range(7)), (1, 0)]
     assert found.history[0]["rows"] == 70
     assert found.weights["weight"].item() == pytest.approx(1.0, abs=0.1)
+
+
+def test_class_indexes_reach_metrics_as_whole_numbers_and_probabilities_of_classes_stay(tmp_path: Path) -> None:
+    x = np.linspace(-1, 1, ROWS)
+    likely = np.stack([0.3 + 0.2 * x, 0.7 - 0.2 * x], 1)
+    table = {"x": x, "y": (x > 0).astype(float), "p": list(likely)}
+    pq.write_table(pa.table(table), tmp_path / "part.parquet")
+    seen = []
+
+    def kind(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        seen.append(label.dtype)
+        return torch.zeros(())
+
+    for label, dtype in (("y", torch.int64), ("p", torch.float32)):
+        layout = Layout((Input(None, ("x",), expand=True),), (label,))
+        objective = Objective((nn.CrossEntropyLoss(),), (), {"kind": kind})
+        found = train(
+            plan(
+                tmp_path.as_uri(),
+                layout=layout,
+                model=nn.Linear(1, 2),
+                objective=objective,
+                class_labels=(label,),
+                epochs=1,
+            )
+        )
+        assert found is not None
+        assert set(seen) == {dtype}
+        seen.clear()
+    model = nn.Linear(1, 2)
+    model.load_state_dict(found.weights)
+    expected = nn.functional.cross_entropy(model(torch.tensor(x[:, None]).float()), torch.tensor(likely).float())
+    assert found.history[0]["val_loss"] == pytest.approx(expected.item(), rel=1e-4)
