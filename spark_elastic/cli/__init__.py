@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import select
 import signal
@@ -30,6 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{getattr(options, 'advice', '')}")
     options.arguments = given[split + 1 :]
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as standard error, where it cannot show what names contain
     try:
         status = int(options.call(options))
         if sys.stdout is not None:  # as with >&-

@@ -13,6 +13,8 @@ import pytest
 
 import spark_elastic
 from spark_elastic.cli import COMMANDS, main
+from spark_elastic.driver.event_log import EventLog
+from spark_elastic.protocol.records import JobFailed, JobStarted
 
 
 def test_a_command_does_not_wait_for_imports_that_another_one_needs() -> None:
@@ -55,6 +57,21 @@ def test_a_command_whose_reader_has_seen_enough_ends_without_a_word(tmp_path: Pa
     )
     os.close(write)
     assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_what_an_output_cannot_show_is_escaped(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    with EventLog(str(log), None) as events:
+        events.record(JobStarted("a", 1, 1, 1, None))
+        events.record(JobFailed("ValueError", "grün"))
+    done = subprocess.run(
+        [sys.executable, "-m", "spark_elastic.cli", "summary", str(log)],
+        env={**os.environ, "PYTHONIOENCODING": "ascii", "LC_ALL": "C"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "gr\\xfcn" in done.stdout
 
 
 def test_a_command_without_an_output_does_its_work() -> None:
