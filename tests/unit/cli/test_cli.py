@@ -62,7 +62,7 @@ def test_a_command_whose_reader_has_seen_enough_ends_without_a_word(tmp_path: Pa
 def test_what_an_output_cannot_show_is_escaped(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     with EventLog(str(log), None) as events:
-        events.record(JobStarted("a", 1, 1, 1, None))
+        events.record(JobStarted("a", 1, 1, 1, None, "app"))
         events.record(JobFailed("ValueError", "grün"))
     done = subprocess.run(
         [sys.executable, "-m", "spark_elastic.cli", "summary", str(log)],
