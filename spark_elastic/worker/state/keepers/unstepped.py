@@ -8,7 +8,7 @@ are copied from then on. Weights that stay as they are cost no copy.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -41,8 +41,8 @@ class UnsteppedWeights:
             return {}
         if watched is None or watched.module() is not module:
             watched = self._modules[id(module)] = _Watched(weakref.ref(module))
-        watched.taken = watched.look(list(unstepped.values()))
-        watched.changes = watched.changes or _differ(watched.taken, watched.held)
+        watched.taken = watched.look(unstepped)
+        watched.changes = watched.changes or watched.taken.differs_from(watched.held)
         return {number: weight.detach() for number, weight in unstepped.items()} if watched.changes else {}
 
     def settle(self) -> None:
@@ -64,9 +64,9 @@ class UnsteppedWeights:
             if module is None or watched.changes or watched.held is None:
                 continue
             names, weights = zip(*module.named_parameters(), strict=True)
-            unstepped = self._unstepped(weights)
-            if _differ(watched.look(list(unstepped.values())), watched.held):
-                return f"a weight of a {type(module).__name__}, such as {names[next(iter(unstepped))]}"
+            numbers = watched.held.numbers
+            if watched.look({number: weights[number] for number in numbers}).differs_from(watched.held):
+                return f"a weight of a {type(module).__name__}, such as {names[numbers[0]]}"
         return ""
 
     def _unstepped(self, weights: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
@@ -87,21 +87,35 @@ class _Watched:
 
     module: weakref.ref[torch.nn.Module]
     changes: bool = False
-    held: list[torch.Tensor] | None = None
-    taken: list[torch.Tensor] | None = None
+    held: _Look | None = None
+    taken: _Look | None = None
     # Views of the values to look at, for weights that lie where they did.
     _places: list[int] = field(default_factory=list)
     _views: list[list[torch.Tensor]] = field(default_factory=list)
 
-    def look(self, weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return some values of each weight, in one tensor per dtype and device."""
-        places = [weight.data_ptr() for weight in weights]
+    def look(self, weights: Mapping[int, torch.Tensor]) -> _Look:
+        """Look at some values of each weight."""
+        places = [weight.data_ptr() for weight in weights.values()]
         if places != self._places:
             views: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
-            for weight in weights:
+            for weight in weights.values():
                 views.setdefault((weight.dtype, weight.device), []).append(_some_of(weight.detach()))
             self._places, self._views = places, list(views.values())
-        return [torch.cat(views) for views in self._views]
+        return _Look(list(weights), [torch.cat(views) for views in self._views])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Look:
+    """Some values of the weights with these numbers, in one tensor per dtype and device."""
+
+    numbers: list[int]
+    values: list[torch.Tensor]
+
+    def differs_from(self, before: _Look | None) -> bool:
+        """Whether the same weights had other values before. Other weights, as after layers were thawed, tell nothing."""
+        if before is None or before.numbers != self.numbers:
+            return False
+        return not all(map(torch.equal, self.values, before.values))
 
 
 def _some_of(weight: torch.Tensor) -> torch.Tensor:
@@ -109,8 +123,3 @@ def _some_of(weight: torch.Tensor) -> torch.Tensor:
     while not weight.is_contiguous():
         weight = weight[0]
     return weight.view(-1)[:: max(weight.numel() // LOOKED_AT, 1)]
-
-
-def _differ(now: Sequence[torch.Tensor], before: Sequence[torch.Tensor] | None) -> bool:
-    """Whether there are values from before, and these are others."""
-    return before is not None and not (len(now) == len(before) and all(map(torch.equal, now, before)))

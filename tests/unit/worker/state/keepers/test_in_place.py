@@ -314,6 +314,26 @@ def test_weights_that_change_for_the_first_time_are_missed_and_not_taken_for_tho
         stage.begin(state)
 
 
+def test_layers_that_begin_to_train_are_no_weights_that_change_without_an_optimizer(stage: Stage) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+    model[:2].requires_grad_(False)
+    optimizer = torch.optim.SGD(model[2].parameters(), lr=0.1)
+    wrapped = DistributedDataParallel(model)
+    state = TorchState(model=wrapped, optimizer=optimizer, commit="in_place")
+    stage.begin(state)
+    for layer in (None, model[1], None):
+        if layer is not None:
+            optimizer.add_param_group({"params": list(layer.requires_grad_(True).parameters())})
+            assert state._commits.can_restore()
+        optimizer.zero_grad()
+        wrapped(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        state.commit()
+        assert not state._keeper.current.skeleton["objects"]["model"].weights
+    through_data(model[0])
+    assert not state._commits.can_restore()
+
+
 def test_weights_that_change_after_the_last_commit_keep_no_function_from_returning(stage: Stage) -> None:
     state, average = averaging()
     stage.begin(state)
