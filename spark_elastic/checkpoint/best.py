@@ -21,6 +21,12 @@ WORDS: Mapping[Mode, frozenset[str]] = {
 }
 
 
+# What people write for a mode, and must not pass for a part of the name.
+_NO_MODES = frozenset(
+    {"best", "most", "least", "less", "more", "lower", "higher", "minimum", "maximum", "minimize", "maximize"}
+)
+
+
 class Score(msgspec.Struct, frozen=True):
     """How good a checkpoint is: the content of its ``score.json``."""
 
@@ -104,7 +110,7 @@ def metric_of(text: str) -> Metric:
     name, colon, mode = text.rpartition(":")
     if colon and name and mode in ("min", "max"):
         return Metric(name, "min" if mode == "min" else "max")
-    words = _words_of(mode if colon else text)  # a misspelt mode must not pass for a part of the name
+    words = set() if colon and mode.lower() in _NO_MODES else _words_of(text)
     found: list[Mode] = ["max"] if is_negated(text) else [mode for mode, known in WORDS.items() if words & known]
     if len(found) != 1:
         raise ValueError(

@@ -79,9 +79,13 @@ class CallbackRunner:
 
     def end(self, state: FitState) -> None:
         """Call ``on_fit_end``, on rank 0, after the other ranks have finished."""
-        with _ending_the_fit():
-            for callback in self._having(state, "on_fit_end"):
-                callback.on_fit_end(FitContext(**self._place(state)))
+        try:
+            with _ending_the_fit():
+                for callback in self._having(state, "on_fit_end"):
+                    callback.on_fit_end(FitContext(**self._place(state)))
+        except Exception as error:
+            self.fail(state, error)
+            raise
 
     def fail(self, state: FitState, error: Exception) -> None:
         """Call ``on_exception``. Errors in it and in unpickling are logged, so that they do not hide ``error``."""

@@ -73,7 +73,7 @@ def _numbers(values: pd.Series | pd.DataFrame, name: str) -> pd.Series:
             raise TypeError(f"the model takes a number for {name!r}, not {values.dtype}")
         return values
     for value in values:
-        if value is not None and not isinstance(value, (numbers.Number, decimal.Decimal)):
+        if value is not None and not isinstance(value, (numbers.Number, np.bool_, decimal.Decimal)):
             raise TypeError(f"the model takes a number for {name!r}, not {_kind(value)}")
     return values.astype(float)  # decimals, and columns with nulls
 

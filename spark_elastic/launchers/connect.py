@@ -184,7 +184,8 @@ class ConnectSlots:
         again = time.monotonic() + random.uniform(*YIELD_SECONDS)
         for slot in self._slots:
             slot.start_at, slot.given_back = again, slot.tag
-        threading.Thread(target=self._interrupt_all, name="spark_elastic-give-back", daemon=True).start()
+        tags = [slot.given_back for slot in self._slots]  # when the thread runs, slots may have their next queries
+        threading.Thread(target=self._interrupt, args=tags, name="spark_elastic-give-back", daemon=True).start()
 
     def strike(self, fault: Fault, slot: int) -> None:
         """Refuse: see ``refuse_to_strike``."""
@@ -248,10 +249,6 @@ class ConnectSlots:
             self._wake.notify_all()
         self._listener.on_stopped(reason)
 
-    def _interrupt_all(self) -> None:
-        for slot in self._slots:
-            self._interrupt(slot)
-
     def _take_back(self, deadline: float) -> None:
         """Interrupt waiting queries until none is left, and after the deadline running ones, too."""
         while (
@@ -260,16 +257,17 @@ class ConnectSlots:
             is_late = time.monotonic() > deadline
             for slot, _ in left:
                 if is_late or not slot.registered:
-                    self._interrupt(slot)
+                    self._interrupt(slot.tag)
             if is_late:
                 return
             left[0][1].join(INTERRUPT_SECONDS)
 
-    def _interrupt(self, slot: _Slot) -> None:
-        try:
-            self._session.interruptTag(slot.tag)
-        except Exception:
-            logger.debug("could not interrupt slot %d", slot.number, exc_info=True)
+    def _interrupt(self, *tags: str) -> None:
+        for tag in tags:
+            try:
+                self._session.interruptTag(tag)
+            except Exception:
+                logger.debug("could not interrupt %s", tag, exc_info=True)
 
 
 def end_in(said: str) -> str:

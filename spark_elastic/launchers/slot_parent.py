@@ -94,7 +94,10 @@ class _Parent:
     def _take_order(self) -> None:
         while self._spare:
             os.close(self._spare.pop())
-        data, descriptors, _, _ = socket.recv_fds(self._orders, PACKET_BYTES, ORDER_DESCRIPTORS)
+        try:
+            data, descriptors, _, _ = socket.recv_fds(self._orders, PACKET_BYTES, ORDER_DESCRIPTORS)
+        except ConnectionResetError:  # the driver has retired this process, and never read that it is ready
+            data, descriptors = b"", []
         if data:
             output, driver = descriptors[0], socket.socket(fileno=descriptors[1])
             if _is_readable(driver):  # the driver had the slot killed before it was forked

@@ -89,7 +89,7 @@ class SlotParent:
         if self._orders.fileno() < 0:
             return True
         if not self._is_ready:
-            with suppress(BlockingIOError):
+            with suppress(OSError):  # nothing has come, or the process has ended
                 self._is_ready = self._orders.recv(READ_BYTES, socket.MSG_DONTWAIT) == slot_parent.READY
         return self._is_ready
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import numpy
 import torch
@@ -12,11 +12,16 @@ from spark_elastic.worker.checks.reachable import LENGTH
 from spark_elastic.worker.checks.unsupported import why_unsupported
 
 
-def refuse_live(holder: object, held: Iterable[object], objects: Iterable[object]) -> None:
-    """Raise ``TrainingCodeError`` if tensors or arrays that a copied object holds share memory with these live objects."""
-    addresses = {address for value in held for address, _ in memory_in(value, "") if address}
+def refuse_live(holder: object, addresses: Collection[int], objects: Iterable[object]) -> None:
+    """Raise ``TrainingCodeError`` if memory that a copied object holds is that of what optimizers change in these objects.
+
+    Buffers and frozen parameters may be constants that a module was made of.
+    """
     for live in objects if addresses else ():
-        part = next((part for part, tensor in live_tensors(live) if address_of(tensor) in addresses), None)
+        trained = (
+            entry for entry in live_tensors(live) if not isinstance(live, torch.nn.Module) or entry[1].requires_grad
+        )
+        part = next((part for part, tensor in trained if address_of(tensor) in addresses), None)
         if part is not None:
             raise TrainingCodeError(
                 f"a {type(holder).__name__} in the State holds a tensor that shares its memory with {part} of a "
@@ -49,4 +54,5 @@ def live_tensors(live: object) -> Iterator[tuple[str, torch.Tensor]]:
         yield from live.named_buffers()
     elif isinstance(live, torch.optim.Optimizer):
         for state in live.state.values():
-            yield from ((str(key), entry) for key, entry in state.items() if isinstance(entry, torch.Tensor))
+            if isinstance(state, dict):  # users' optimizers keep other things there, too
+                yield from ((str(key), entry) for key, entry in state.items() if isinstance(entry, torch.Tensor))

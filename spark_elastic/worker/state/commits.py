@@ -307,7 +307,7 @@ class Commits:
         loops.abandon()
         with suppress(WorkerLostError):
             self.settle()
-        if self.keeper is None or self.keeper.can_restore:
+        if self.keeper is None or self.keeper.can_go_back():
             return
         job = current_job()
         if job is None or self.is_entered:

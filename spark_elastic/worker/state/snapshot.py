@@ -22,7 +22,7 @@ import torch
 
 from spark_elastic.checkpoint.skeleton import PLAIN, Leaf, StateDict, TensorSpec, has_plain_keys, map_tree
 from spark_elastic.data.loader import PositionedLoader
-from spark_elastic.worker.checks.live_memory import refuse_live
+from spark_elastic.worker.checks.live_memory import memory_in, refuse_live
 from spark_elastic.worker.checks.unsupported import check_functions, check_supported, why_unsupported
 from spark_elastic.worker.state.pending_copy import PendingCopy, pending_copy
 from spark_elastic.worker.state.switches import note_switches
@@ -182,7 +182,7 @@ def flatten(tree: object, found: Found, keep: Keep = as_state_dict, remembered: 
     if remembered is not None:
         remembered.end(found)
     if holders:
-        _check_holders(holders, found.objects)
+        _check_holders(holders, found.objects, set() if remembered is None else remembered.checked)
     return skeleton
 
 
@@ -228,8 +228,11 @@ def _deep_copy(value: object, copies: dict[int, Any], holders: list[_Holder], ow
     return copied
 
 
-def _check_holders(holders: Sequence[_Holder], objects: Sequence[Stateful]) -> None:
-    """Refuse objects that were copied by value with parameters, or memory, of what goes through its state dict."""
+def _check_holders(holders: Sequence[_Holder], objects: Sequence[Stateful], checked: set[int]) -> None:
+    """Refuse objects that were copied by value with parameters, or memory, of what goes through its state dict.
+
+    ``checked``: the addresses of memory that earlier commits have looked at; those of this one are added.
+    """
     modules = [value for value in objects if isinstance(value, torch.nn.Module)]
     has_parameters = any(holder.parameters for holder in holders)
     names = {id(value): name for module in modules if has_parameters for name, value in module.named_parameters()}
@@ -242,7 +245,9 @@ def _check_holders(holders: Sequence[_Holder], objects: Sequence[Stateful]) -> N
                 f"and the parameter with it: after a reset it would hold one that nobody trains. Give {kind} the methods "
                 "state_dict and load_state_dict, which leave the parameter out, or keep it out of the State"
             )
-        refuse_live(holder.value, holder.tensors, objects)
+        addresses = {address for value in holder.tensors for address, _ in memory_in(value, "") if address}
+        refuse_live(holder.value, addresses - checked, objects)
+        checked |= addresses
 
 
 def unflatten(skeleton: object, tensors: list[torch.Tensor], copies: bool = True) -> object:

@@ -53,6 +53,8 @@ class Templates:
         self._make = make
         # Grows with every commit that finds other objects than the commit before, or objects with other parts.
         self.version = 0
+        # Addresses of memory that objects hold, and that is not what training changes.
+        self.checked: set[int] = set()
         self._known: list[tuple[Stateful, Template | None]] = []
 
     def part_of(self, found: Found, take: Take, write: Callable[[], object]) -> object:
@@ -205,8 +207,8 @@ class OptimizerTemplate(Template):
         return StateDict({"state": self._skeleton.content["state"], "param_groups": groups})
 
 
-def has_usual_state_dict(module: nn.Module) -> bool:
-    """Whether torch's own methods make the state dict, of registered tensors and nothing else."""
+def has_usual_state_dict(module: nn.Module, with_extra: bool = False) -> bool:
+    """Whether torch's own methods make the state dict, of registered tensors and, ``with_extra``, of extra state only."""
     from spark_elastic.worker.ddp import DistributedDataParallel
 
     own = (nn.Module._save_to_state_dict, DistributedDataParallel._save_to_state_dict)
@@ -215,13 +217,18 @@ def has_usual_state_dict(module: nn.Module) -> bool:
         if (
             kind.state_dict is not nn.Module.state_dict
             or kind._save_to_state_dict not in own
-            or kind.get_extra_state is not nn.Module.get_extra_state
-            or {"state_dict", "_save_to_state_dict", "get_extra_state"} & vars(part).keys()
+            or (has_extra_state(part) and not with_extra)
+            or {"state_dict", "_save_to_state_dict"} & vars(part).keys()
             or part._state_dict_hooks
             or part._state_dict_pre_hooks
         ):
             return False
     return True
+
+
+def has_extra_state(part: nn.Module) -> bool:
+    """Whether a module's state dict has extra state of this part."""
+    return type(part).get_extra_state is not nn.Module.get_extra_state or "get_extra_state" in vars(part)
 
 
 def _named_tensors(module: nn.Module) -> dict[str, torch.Tensor]:

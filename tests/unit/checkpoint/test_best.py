@@ -23,6 +23,7 @@ def test_accuracies_are_better_when_large(name: str) -> None:
 def test_other_metrics_say_which() -> None:
     assert metric_of("neg_log_loss") == Metric("neg_log_loss", "max")
     assert metric_of("validation:loss") == Metric("validation:loss", "min")
+    assert metric_of("accuracy:top1") == Metric("accuracy:top1", "max")
     assert metric_of("ndcg:max") == Metric("ndcg", "max")
     assert metric_of("val_acc:min") == Metric("val_acc", "min")
 

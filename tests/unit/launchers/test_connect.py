@@ -118,6 +118,13 @@ def test_slots_that_are_given_back_while_they_wait_do_not_take_the_next_query_fo
 ) -> None:
     monkeypatch.setattr(connect, "YIELD_SECONDS", (0.05, 0.05))
     session = Session()
+    interrupt = ConnectSlots._interrupt
+
+    def late(slots: ConnectSlots, *queries: Any) -> None:
+        session.runs.wait(WAIT)  # the thread, too, takes its time
+        interrupt(slots, *queries)
+
+    monkeypatch.setattr(ConnectSlots, "_interrupt", late)
     slots, stopped = one_slot(session)
     with slots:
         assert session.failed.wait(WAIT)

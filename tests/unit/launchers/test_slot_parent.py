@@ -104,6 +104,17 @@ def test_a_slot_that_the_driver_kills_or_forgets_before_it_is_forked_never_runs(
     assert killed.end() == (KILLED, "")
 
 
+def test_slots_outlive_a_driver_that_never_read_that_their_parent_is_ready(parent: Parent) -> None:
+    slot = Slot(parent)
+    parent._take_order()
+    parent._orders.send(slot_parent.READY)
+    parent.driver_end.close()  # as when it is retired; what was not read resets the connection
+    parent._take_order()
+    slot.kill()
+    parent.serve()
+    assert slot.end() == (KILLED, "")
+
+
 def test_it_says_when_it_has_imported_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     parent = SlotParent(1)
     try:

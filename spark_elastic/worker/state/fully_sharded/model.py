@@ -22,6 +22,7 @@ from spark_elastic.worker.ddp import DistributedDataParallel
 from spark_elastic.worker.job import broadcast_from_first
 from spark_elastic.worker.state.fully_sharded.rows import bounds
 from spark_elastic.worker.state.snapshot import cloned
+from spark_elastic.worker.state.templates import has_extra_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +132,9 @@ class ShardedModel:
             "scheduler": scheduler,
             "trained": {name: parameter.requires_grad for name, parameter in self._parameters.items()},
             "training": {name: part.training for name, part in self.module.named_modules()},
-            "extra": {name: part.get_extra_state() for name, part in self.module.named_modules() if _has_extra(part)},
+            "extra": {
+                name: part.get_extra_state() for name, part in self.module.named_modules() if has_extra_state(part)
+            },
         }
 
     def prepare(self, small: Mapping[str, Any], divided: Sequence[Divided]) -> None:
@@ -257,10 +260,6 @@ def _built(build: Callable[[], nn.Module]) -> nn.Module:
             "build= has to return a plain module: fully_shard averages the gradients itself, so leave DistributedDataParallel out"
         )
     return module
-
-
-def _has_extra(part: nn.Module) -> bool:
-    return type(part).get_extra_state is not nn.Module.get_extra_state
 
 
 def _is_on_meta(module: nn.Module) -> bool:

@@ -28,11 +28,20 @@ from spark_elastic.worker.state.pending_copy import PendingCopy
 from spark_elastic.worker.state.places import Places
 from spark_elastic.worker.state.snapshot import KeptPart, Snapshot, Stateful, find_objects
 from spark_elastic.worker.state.switches import Switches, switch, switches_of
-from spark_elastic.worker.state.templates import OfModule, Take, Template, has_usual_state_dict, template_of
+from spark_elastic.worker.state.templates import (
+    OfModule,
+    Take,
+    Template,
+    has_extra_state,
+    has_usual_state_dict,
+    template_of,
+)
 
 if TYPE_CHECKING:
     from spark_elastic.worker.world import World
 
+# How the names of extra state end in a state dict.
+EXTRA_STATE = "_extra_state"
 # Returns those of a module's weights that a commit has to copy, by their numbers.
 ToCopy = Callable[[torch.nn.Module, Sequence[torch.Tensor]], dict[int, torch.Tensor]]
 
@@ -80,6 +89,9 @@ class InPlace(PartlyCopied):
 
     @property
     def can_restore(self) -> bool:
+        return not self.guard.dirty and not self._unstepped.changed(on_devices=False)
+
+    def can_go_back(self) -> bool:
         return not self.guard.dirty and not self._unstepped.changed()
 
     def catch_up(self, world: World, values: Mapping[str, object], tell: Callable[[], bytes | None]) -> Snapshot | None:
@@ -178,13 +190,14 @@ def small_part(value: torch.optim.Optimizer) -> SmallPart:
 class SmallModule(KeptPart):
     """The small part of a module.
 
-    buffers: in the module's order. weights: those that have to be copied, by their numbers. others: what the module's state dict
-    has besides its tensors, such as the extra state of its parts; None if there can be nothing.
+    buffers: in the module's order. weights: those that have to be copied, by their numbers. extra: the extra state of its parts,
+    by their names. others: what hooks and users' methods put into its state dict; None if there are none.
     """
 
     switches: Switches
     buffers: list[torch.Tensor]
     weights: dict[int, torch.Tensor]
+    extra: dict[str, Any]
     others: dict[str, Any] | None = None
 
     def load_into(self, target: Stateful) -> None:
@@ -197,6 +210,8 @@ class SmallModule(KeptPart):
                 present.copy_(buffer)
             for number, weight in self.weights.items():
                 weights[number].copy_(weight)
+        for name, extra in self.extra.items():
+            target.get_submodule(name).set_extra_state(copy.deepcopy(extra))
         if self.others:
             state = target.state_dict()
             state.update(copy.deepcopy(self.others))
@@ -206,18 +221,25 @@ class SmallModule(KeptPart):
 
 def small_module(module: torch.nn.Module, to_copy: ToCopy) -> SmallModule:
     """Return the part of a module that each commit copies, uncopied."""
-    others = None if has_usual_state_dict(module) else _others_in(module)
+    others = None if has_usual_state_dict(module, with_extra=True) else _others_in(module)
     weights = to_copy(module, list(module.parameters()))
-    return SmallModule(switches_of(module), [each.detach() for each in module.buffers()], weights, others)
+    buffers = [each.detach() for each in module.buffers()]
+    return SmallModule(switches_of(module), buffers, weights, _extra_of(dict(module.named_modules())), others)
+
+
+def _extra_of(parts: Mapping[str, torch.nn.Module]) -> dict[str, Any]:
+    return {name: part.get_extra_state() for name, part in parts.items() if has_extra_state(part)}
 
 
 def _others_in(module: torch.nn.Module) -> dict[str, Any]:
-    """Return what a module's state dict has besides views of its tensors."""
-    own = {tensor.untyped_storage().data_ptr() for tensor in (*module.parameters(), *module.buffers())}
+    """Return what a module's state dict has besides its tensors, in whatever form, and extra state."""
+    own = dict((*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)))
+    memory = {tensor.untyped_storage().data_ptr() for tensor in own.values()}
     return {
         name: value
         for name, value in module.state_dict().items()
-        if not (isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() in own)
+        if not (isinstance(value, torch.Tensor) and (name in own or value.untyped_storage().data_ptr() in memory))
+        and not name.endswith(EXTRA_STATE)
     }
 
 
@@ -229,10 +251,12 @@ class SmallModuleTemplate(OfModule):
         self._module, self._to_copy = module, to_copy
         self._switches = part.switches
         self._buffers = list(module.buffers())
+        self._extra = {name: each for name, each in module.named_modules() if name in part.extra}
 
     def _fill(self, tensors: list[torch.Tensor], take: Take) -> SmallModule:
         weights = {number: each.clone() for number, each in self._to_copy(self._module, self._parameters).items()}
-        return SmallModule(self._switches, [buffer.detach().clone() for buffer in self._buffers], weights)
+        buffers = [buffer.detach().clone() for buffer in self._buffers]
+        return SmallModule(self._switches, buffers, weights, copy.deepcopy(_extra_of(self._extra)))
 
 
 class SmallOptimizer(Template):

@@ -91,6 +91,10 @@ class Keeper(ABC):
         """Whether the whole of the last commit can still be restored here. May be asked from any thread."""
         return True
 
+    def can_go_back(self) -> bool:
+        """Whether the last commit can still be restored here. Asked by the user's thread, so that a device may be waited for."""
+        return self.can_restore
+
     def why_lost(self) -> str:
         """Say why a job in which nobody holds a commit cannot start from the live values; empty if it can."""
         return ""

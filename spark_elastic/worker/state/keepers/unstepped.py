@@ -57,16 +57,20 @@ class UnsteppedWeights:
         for watched in self._modules.values():
             watched.held = watched.taken = None
 
-    def changed(self) -> str:
-        """Name a weight that has changed since the last commit, which has no copy of it; empty if there is none."""
+    def changed(self, on_devices: bool = True) -> str:
+        """Name a weight that has changed since the last commit, which has no copy of it; empty if there is none.
+
+        on_devices: also look at weights on other devices than the CPU, for which a device may be waited for.
+        """
         for watched in list(self._modules.values()):
-            module = watched.module()
-            if module is None or watched.changes or watched.held is None:
+            module, held = watched.module(), watched.held
+            if module is None or held is None or watched.changes or not (on_devices or held.is_on_cpu):
                 continue
-            names, weights = zip(*module.named_parameters(), strict=True)
-            numbers = watched.held.numbers
-            if watched.look({number: weights[number] for number in numbers}).differs_from(watched.held):
-                return f"a weight of a {type(module).__name__}, such as {names[numbers[0]]}"
+            weights = dict(enumerate(module.parameters()))
+            now = watched.look({number: weights[number] for number in held.numbers if number in weights})
+            if now.differs_from(held):
+                name = [name for name, _ in module.named_parameters()][held.numbers[0]]
+                return f"a weight of a {type(module).__name__}, such as {name}"
         return ""
 
     def _unstepped(self, weights: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
@@ -101,7 +105,8 @@ class _Watched:
             for weight in weights.values():
                 views.setdefault((weight.dtype, weight.device), []).append(_some_of(weight.detach()))
             self._places, self._views = places, list(views.values())
-        return _Look(list(weights), [torch.cat(views) for views in self._views])
+        # As bytes, NaN equals NaN.
+        return _Look(list(weights), [torch.cat(views).view(torch.uint8) for views in self._views])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,6 +115,11 @@ class _Look:
 
     numbers: list[int]
     values: list[torch.Tensor]
+
+    @property
+    def is_on_cpu(self) -> bool:
+        """Whether all of the weights are."""
+        return all(values.device.type == "cpu" for values in self.values)
 
     def differs_from(self, before: _Look | None) -> bool:
         """Whether the same weights had other values before. Other weights, as after layers were thawed, tell nothing."""

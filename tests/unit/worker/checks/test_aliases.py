@@ -111,7 +111,7 @@ class Stopper:
     "live",
     [
         lambda state: state.model.state_dict(),
-        lambda state: {0: [state.model[1].running_mean]},
+        lambda state: {0: [state.model[0].weight.detach()[0, 1:]]},
         lambda state: state.model[0].weight.detach().numpy(),
         lambda state: state.optimizer.state_dict(),
     ],
@@ -125,6 +125,20 @@ def test_what_an_object_keeps_of_live_memory_is_refused_by_the_next_commit(live:
     state.stopper.best = live(state)
     with pytest.raises(TrainingCodeError, match=r"a Stopper in the State holds a tensor .* of a .*: copy\.deepcopy"):
         state.commit()
+
+
+def test_an_object_may_hold_the_constants_that_modules_were_made_of_and_an_optimizer_plain_values() -> None:
+    vectors, schedule = torch.rand(5, 2), torch.linspace(0, 1, 4)
+    model = torch.nn.ModuleDict({"words": torch.nn.Embedding.from_pretrained(vectors), "out": torch.nn.Linear(2, 1)})
+    model["out"].register_buffer("schedule", schedule)
+    optimizer = torch.optim.SGD(model["out"].parameters(), lr=0.1)
+    optimizer.state["calls"] = 3  # type: ignore[index]
+    stopper = Stopper()
+    stopper.best = {"vectors": vectors, "numbers": vectors.numpy(), "schedule": schedule}
+    generator = np.random.RandomState(1)
+    state = TorchState(model=model, optimizer=optimizer, vocabulary=stopper, generator=generator, commit="in_place")
+    state._begin(None)
+    state.commit()
 
 
 def test_what_is_put_into_a_list_of_the_state_is_looked_at_by_the_next_commit() -> None:

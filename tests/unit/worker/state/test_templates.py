@@ -146,7 +146,7 @@ def content_of(snapshot: Snapshot) -> Any:
         if isinstance(value, SmallPart):
             return plain(value.content)
         if isinstance(value, SmallModule):
-            return plain([value.switches, value.buffers, value.weights, value.others])
+            return plain([value.switches, value.buffers, value.weights, value.extra, value.others])
         if isinstance(value, list):
             return [plain(entry) for entry in value]
         if isinstance(value, dict):
