@@ -69,7 +69,9 @@ def install(wheel: Path, folder: Path, lowest: bool) -> Path:
     torch = next(line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch=="))
     call(python, "-m", "pip", "install", "--quiet", "--no-deps", str(wheel))
     program = "import importlib.metadata as m; print(*m.requires('spark-elastic'), sep='\\n')"
-    constraints = [torch, *(lower_bounds(output(python, "-c", program).splitlines()) if lowest else ())]
+    # Optuna brings SQLAlchemy, of whose releases from 2.1 on MLflow's before 3.10 know nothing.
+    old = [*lower_bounds(output(python, "-c", program).splitlines()), "sqlalchemy<2.1"] if lowest else []
+    constraints = [torch, *old]
     path = folder / "constraints.txt"
     path.write_text("\n".join(constraints))
     wanted = [f"{wheel}[{EXTRAS}]", "nbconvert", "ipykernel", "ipywidgets", "lightning", "optuna"]
