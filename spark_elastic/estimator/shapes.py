@@ -80,8 +80,7 @@ def meet(output: torch.Tensor, label: torch.Tensor, loss: object) -> tuple[torch
     known = unwrapped(loss)
     if isinstance(known, ClassificationLoss):
         # A transform may make fractions of the labels of two classes, as label smoothing does.
-        is_soft = output.dim() == 1 and _has_fractions(label)
-        return output, label if is_soft else _as_classes(label, loss)
+        return output, _as_classes(label, loss, may_be_soft=output.dim() == 1)
     if isinstance(known, _ELEMENTWISE) or getattr(known, "__name__", "") in _ELEMENTWISE_NAMES:
         if output.shape != label.shape:
             raise ValueError(_misfit(output, label, loss, "output and label of one shape"))
@@ -89,9 +88,11 @@ def meet(output: torch.Tensor, label: torch.Tensor, loss: object) -> tuple[torch
     return output, label
 
 
-def _as_classes(label: torch.Tensor, loss: object) -> torch.Tensor:
+def _as_classes(label: torch.Tensor, loss: object, may_be_soft: bool = False) -> torch.Tensor:
     # A GPU would be waited for in each step. The first rows are tried on the CPU, and columns are checked there.
-    if (label.dim() > 1 or label.device.type == "cpu") and _has_fractions(label):
+    if (may_be_soft or label.dim() > 1 or label.device.type == "cpu") and _has_fractions(label):
+        if may_be_soft:
+            return label
         raise ValueError(f"{name_of(loss)} takes class indexes, and a label is {float(label[label % 1 != 0][0]):g}")
     return label.long()
 

@@ -9,8 +9,8 @@ import decimal
 import functools
 import math
 import numbers
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -27,25 +27,16 @@ _VECTOR_FIELDS = ["type", "size", "indices", "values"]
 _SPARSE = 0
 
 
-def takes_sql_arguments(
-    function: Callable[[Any], Iterator[Any]], sql_name: str, shapes: Mapping[str, tuple[int, ...] | None]
-) -> Callable[[Any], Iterator[Any]]:
-    """Return ``function``, which maps batches of features to predictions, with batches of SQL's arguments.
+def features_of(
+    sql_name: str, shapes: Mapping[str, tuple[int, ...] | None]
+) -> Callable[[Arguments], pd.Series | tuple[pd.Series, ...]]:
+    """Return the function that makes a batch of features of a batch of SQL's arguments.
 
-    shapes: the shape of one row of each feature, in the order of the arguments; None for lists of different lengths. Raises
+    shapes: the shape of one row of each feature, in the order of the arguments; None for lists of different lengths. It raises
     ``TypeError`` for a wrong number of arguments and for values of a wrong kind, and ``DataError`` for nulls and for arrays of a
     wrong length.
     """
-    import pandas as pd
-
-    rows = RowCount()
-
-    def predict(batches: Iterator[Arguments]) -> Iterator[Any]:
-        return function(_features(batch, sql_name, shapes, rows) for batch in batches)
-
-    # From these types Spark infers that the function maps iterators of batches; it looks for classes.
-    predict.__annotations__ = {"batches": Iterator[pd.Series], "return": Iterator[pd.Series]}
-    return predict
+    return functools.partial(_features, sql_name=sql_name, shapes=shapes, rows=RowCount())
 
 
 def _features(

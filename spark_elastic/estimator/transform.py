@@ -26,7 +26,7 @@ from spark_elastic.estimator.frame import as_list, check_columns, column, is_lis
 from spark_elastic.estimator.layout import Layout, in_order, outputs_of
 from spark_elastic.estimator.row_checks import check_indexes, check_whole
 from spark_elastic.estimator.row_numbers import RowCount
-from spark_elastic.estimator.sql_arguments import takes_sql_arguments
+from spark_elastic.estimator.sql_arguments import features_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -190,7 +190,7 @@ class PredictionUdf:
                 batch_size=batch_size,
                 input_tensor_shapes=tensors or None,
             )
-            self._udf = pandas_udf(_with_own_names(batched.func), returned)  # type: ignore[call-overload]
+            self._udf = pandas_udf(_after(_with_own_names, batched.func), returned)  # type: ignore[call-overload]
 
     def __call__(self, frame: DataFrame) -> Column:
         """Return the column of predictions for a DataFrame with the features."""
@@ -200,30 +200,32 @@ class PredictionUdf:
     def register(self, session: SparkSession, name: str) -> Callable[..., Column]:
         """Register the function of the features under a SQL name, and return it."""
         inner: Any = self._udf
-        predict = takes_sql_arguments(inner.func, name, self._shapes)
+        predict = _after(features_of(name, self._shapes), inner.func)
         udf = pandas_udf(predict, inner.returnType)  # type: ignore[call-overload]
         registered: Callable[..., Column] = session.udf.register(name, udf)
         return registered
 
 
-def _with_own_names(function: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:
-    """Return ``function``, which maps batches of features to predictions, with a name of its own for each feature of a batch.
-
-    ``predict_batch_udf`` looks columns up by name. Spark passes one series for all arguments that are the same expression.
-    """
+def _after(convert: Callable[[Any], Any], function: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:
+    """Return ``function``, which maps batches of features to predictions, of batches that ``convert`` has changed before."""
     import pandas as pd
 
     def predict(batches: Iterator[Any]) -> Iterator[Any]:
-        def named(batch: Any) -> Any:
-            if not isinstance(batch, tuple):
-                return batch
-            return tuple(values.rename(f"feature_{place}") for place, values in enumerate(batch))
-
-        return function(map(named, batches))
+        return function(map(convert, batches))
 
     # From these types Spark infers that the function maps iterators of batches; it looks for classes.
     predict.__annotations__ = {"batches": Iterator[pd.Series], "return": Iterator[pd.Series]}
     return predict
+
+
+def _with_own_names(batch: pd.Series | tuple[pd.Series, ...]) -> pd.Series | tuple[pd.Series, ...]:
+    """Give each feature of a batch a name of its own.
+
+    ``predict_batch_udf`` looks columns up by name. Spark passes one series for all arguments that are the same expression.
+    """
+    if not isinstance(batch, tuple):
+        return batch
+    return tuple(values.rename(f"feature_{place}") for place, values in enumerate(batch))
 
 
 def carry_vectors(frame: DataFrame, features: Sequence[str]) -> DataFrame:

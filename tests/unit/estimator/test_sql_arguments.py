@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import datetime
-import warnings
-from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-from pyspark.sql.functions import pandas_udf
-from pyspark.sql.types import DoubleType
-from pyspark.util import PythonEvalType
 
 from spark_elastic.errors import DataError
-from spark_elastic.estimator.sql_arguments import takes_sql_arguments
+from spark_elastic.estimator.sql_arguments import features_of
 
 VECTORS = pd.DataFrame(
     [(1, None, None, np.array([1.0, 2.0, 3.0])), (0, 3, np.array([0, 2]), np.array([4.0, 5.0]))],
@@ -26,27 +21,13 @@ VECTORS = pd.DataFrame(
 
 def taken(shapes: dict[str, tuple[int, ...] | None], *arguments: Any) -> list[Any]:
     """What the UDF gets of one batch of arguments, as lists."""
-    seen: list[Any] = []
-
-    def function(batches: Iterator[Any]) -> Iterator[Any]:
-        for batch in batches:
-            seen.extend(batch if isinstance(batch, tuple) else (batch,))
-            yield None
-
-    batch = arguments if len(arguments) > 1 else arguments[0]
-    list(takes_sql_arguments(function, "score", shapes)(iter([batch])))
-    return [[value.tolist() if isinstance(value, np.ndarray) else value for value in series] for series in seen]
+    found = features_of("score", shapes)(arguments if len(arguments) > 1 else arguments[0])
+    every = found if isinstance(found, tuple) else (found,)
+    return [[value.tolist() if isinstance(value, np.ndarray) else value for value in series] for series in every]
 
 
 def lists(*values: Any) -> pd.Series:
     return pd.Series([None if value is None else np.array(value) for value in values], dtype=object)
-
-
-def test_spark_takes_it_for_a_function_of_iterators_without_a_warning() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        udf = pandas_udf(takes_sql_arguments(iter, "score", {"x": (3,)}), DoubleType())  # type: ignore[call-overload]
-    assert udf.evalType == PythonEvalType.SQL_SCALAR_PANDAS_ITER_UDF
 
 
 def test_vectors_dense_and_sparse_become_arrays() -> None:

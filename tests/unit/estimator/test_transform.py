@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,12 +10,13 @@ import numpy as np
 import pytest
 import torch
 from pyspark.sql import types as t
+from pyspark.util import PythonEvalType
 from torch import nn
 
 from spark_elastic.estimator import TorchModel
 from spark_elastic.estimator.layout import Input, Layout
 from spark_elastic.estimator.preflight import widths_of
-from spark_elastic.estimator.transform import Scorer, check_features
+from spark_elastic.estimator.transform import PredictionUdf, Scorer, check_features
 
 
 def frame(**columns: t.DataType) -> Any:
@@ -167,3 +169,11 @@ def test_a_network_trains_on_with_what_it_keeps_of_a_prediction() -> None:
     assert score({"x": np.array([1.0, 1.0])})["y"].tolist() == [1.0, 2.0]
     net(torch.ones(2)).sum().backward()
     assert net.weight.grad.item() == 3.0
+
+
+def test_spark_takes_a_prediction_for_a_function_of_iterators_without_a_warning() -> None:
+    scorer = Scorer(nn.Linear(3, 1), Layout((Input("x", ("x",)),)), list)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        predict = PredictionUdf(scorer, {"x": (3,)}, t.StructType([t.StructField("p", t.DoubleType())]), 8)
+    assert predict._udf.evalType == PythonEvalType.SQL_SCALAR_PANDAS_ITER_UDF

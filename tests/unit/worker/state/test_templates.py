@@ -15,7 +15,7 @@ from spark_elastic.worker.state.keepers.in_place import InPlace, SmallModule, Sm
 from spark_elastic.worker.state.keepers.keeper import Content
 from spark_elastic.worker.state.places import Places
 from spark_elastic.worker.state.snapshot import Snapshot, StateDict, as_state_dict
-from spark_elastic.worker.state.templates import Templates, template_of
+from spark_elastic.worker.state.templates import Templates, has_usual_state_dict, template_of
 from tests.unit.worker.state.test_snapshot import same
 
 
@@ -357,3 +357,39 @@ def test_what_a_restore_puts_back_is_that_of_its_own_commit(keeper_class: type[O
     job.net.second = before
     keeper.current.put_back()
     assert job.net.second is after
+
+
+class _Extra(nn.Linear):
+    def get_extra_state(self) -> int:
+        return 1
+
+
+class _Other(nn.Linear):
+    def state_dict(self, *given: Any, **named: Any) -> Any:
+        return super().state_dict(*given, **named)
+
+
+def _hooked(register: str) -> nn.Module:
+    module = nn.Linear(1, 1)
+    getattr(module, register)(lambda *_: None)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("module", "is_usual"),
+    [
+        (nn.Linear(1, 1), True),
+        (nn.BatchNorm1d(1), True),
+        (_Other(1, 1), False),
+        (_hooked("register_state_dict_post_hook"), False),
+        (_hooked("register_state_dict_pre_hook"), False),
+    ],
+)
+@pytest.mark.parametrize("with_extra", [False, True])
+def test_a_state_dict_is_usual_if_torch_makes_all_of_it(module: nn.Module, is_usual: bool, with_extra: bool) -> None:
+    assert has_usual_state_dict(nn.Sequential(module), with_extra) == is_usual
+
+
+def test_extra_state_is_usual_on_demand() -> None:
+    assert has_usual_state_dict(nn.Sequential(_Extra(1, 1)), with_extra=True)
+    assert not has_usual_state_dict(nn.Sequential(_Extra(1, 1)))
