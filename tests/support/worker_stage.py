@@ -10,6 +10,7 @@ from typing import Any
 
 from spark_elastic.errors import WorkerLostError
 from spark_elastic.protocol.messages import CommitId, Member, Slices
+from spark_elastic.worker.checks import training_code
 from spark_elastic.worker.job import current_job, enter_job
 from spark_elastic.worker.reporting import Reporter
 from spark_elastic.worker.state.keepers import copies
@@ -132,3 +133,6 @@ def on_stage() -> Iterator[Stage]:
     finally:
         enter_job(job)
         copies.repair = repair
+        for hook in training_code._hooks:
+            hook.remove()
+        training_code._hooks.clear()

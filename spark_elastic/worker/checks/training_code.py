@@ -22,6 +22,7 @@ from torch.utils.hooks import RemovableHandle
 from spark_elastic.data.deliveries import deliveries
 from spark_elastic.data.loader import PositionedLoader, TakesWorld, has_part, iterated_alone
 from spark_elastic.errors import TrainingCodeError
+from spark_elastic.worker.checks.carried_gradients import CarriedGradients, is_any_set, numbers_of
 from spark_elastic.worker.checks.manual_averaging import reductions
 from spark_elastic.worker.checks.plain_loaders import PlainLoaders
 from spark_elastic.worker.checks.reachable import find_optimizers, reachable
@@ -57,6 +58,7 @@ class TrainingChecks:
         self._steps = 0
         self._is_pending = False
         self._probes: list[RemovableHandle] = []
+        self._carried = CarriedGradients()
         self._warned: set[str] = set()
         self._buffers = UnkeptBuffers()
         # Whether the warning that every rank gets all rows has been issued.
@@ -83,6 +85,8 @@ class TrainingChecks:
         for probe in self._probes:
             probe.remove()
         self._probes = []
+        self._carried.end()
+        self._carried = CarriedGradients()
         for optimizer in self._optimizers():
             self._probe(optimizer)
 
@@ -92,6 +96,7 @@ class TrainingChecks:
             hook.remove()
         _hooks.clear()
         self._probes = []
+        self._carried.end()
 
     # ------------------------------------------------------------------ steps
 
@@ -102,6 +107,7 @@ class TrainingChecks:
             loops.refuse("an optimizer's step came")
         if optimizer not in self._checked and self._check(optimizer):
             self._checked.add(optimizer)
+        self._carried.before_step(optimizer)
         self._steps += 1
         if unkept := self._buffers.look(self._steps, self._shared()):
             self._warn(
@@ -135,9 +141,10 @@ class TrainingChecks:
         """How often optimizers have stepped in this generation."""
         return self._steps
 
-    def after_step(self) -> None:
-        """Note that the gradients have been used; any that have not belong to another optimizer and are not checked."""
+    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note that the gradients have been used; any that have not belong to another optimizer, which may never use them."""
         self._is_pending = False
+        self._carried.after_step(optimizer)
 
     def _check(self, optimizer: torch.optim.Optimizer) -> bool:
         """Check an optimizer that is about to step. Return whether it needs no further check."""
@@ -233,23 +240,26 @@ class TrainingChecks:
 
     def before_commit(self) -> None:
         """Refuse a commit of rows whose gradients no step has used yet."""
-        if not self._is_pending:
-            return
+        if self._is_pending:
+            self._refuse_pending()
+        self._is_pending = False
+        self._carried.committed()
+
+    def _refuse_pending(self) -> None:
         gradients = [
-            _own_part(p.grad)
+            p.grad
             for optimizer in self._optimizers()
             for group in optimizer.param_groups
             for p in group["params"]
             if p.grad is not None
         ]
         # Gradients that a GradScaler would skip, or that were set to zero, need no step, so they do not count.
-        if any(bool(g.any()) for g in gradients) and all(bool(torch.isfinite(g).all()) for g in gradients):
+        if any(map(is_any_set, gradients)) and all(bool(torch.isfinite(numbers_of(g)).all()) for g in gradients):
             raise TrainingCodeError(
                 "a commit came after backward() and before optimizer.step(): gradients are not part of a commit, so the "
                 "rows that have been accumulated would be lost after a reset. Write state.commit() after "
                 "optimizer.step(); drop unwanted gradients with optimizer.zero_grad() before the commit"
             )
-        self._is_pending = False
 
     def inputs_compared(self, everybody: Sequence[int]) -> None:
         """Warn if all ranks train with the same inputs, unless there has been such a warning already."""
@@ -287,10 +297,12 @@ class TrainingChecks:
 
     def _probe(self, optimizer: torch.optim.Optimizer) -> None:
         """Hook into a few of an optimizer's parameters, to notice when a backward pass reaches them."""
+        probed: dict[int, torch.Tensor] = {}
         for group in optimizer.param_groups:
             trained = [p for p in group["params"] if p.requires_grad and p.is_leaf]
-            for parameter in {id(p): p for p in (*trained[:1], *trained[-1:])}.values():
-                self._probes.append(parameter.register_post_accumulate_grad_hook(self._noticed))
+            probed.update((id(p), p) for p in (*trained[:1], *trained[-1:]))
+        self._probes += [p.register_post_accumulate_grad_hook(self._noticed) for p in probed.values()]
+        self._carried.watch(optimizer, list(probed.values()))
 
     def _noticed(self, parameter: torch.Tensor) -> None:
         if loops.open is None and shards_in_use() is not None and self._is_wrapped(parameter):
@@ -319,7 +331,7 @@ def _before_step(optimizer: torch.optim.Optimizer, args: object, kwargs: object)
 
 def _after_step(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
     if not is_part(optimizer) and (checks := _checks()) is not None:
-        checks.after_step()
+        checks.after_step(optimizer)
 
 
 def _averaged_by_torch(parameters: Sequence[torch.Tensor]) -> bool:
@@ -340,12 +352,6 @@ def _calling_scaler() -> torch.amp.GradScaler | None:
             return None
         frame = frame.f_back
     return None
-
-
-def _own_part(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the part of a divided tensor that this rank holds, without asking others; any other tensor as it is."""
-    part: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return part
 
 
 def module_of(name: str) -> str:

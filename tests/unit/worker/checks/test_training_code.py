@@ -30,9 +30,6 @@ def stage() -> Iterator[Stage]:
     with on_stage() as stage, warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         yield stage
-    for hook in training_code._hooks:
-        hook.remove()
-    training_code._hooks.clear()
 
 
 def told(warned: Iterable[warnings.WarningMessage]) -> list[warnings.WarningMessage]:
