@@ -40,7 +40,7 @@ class CarriedGradients:
         self._hooks.clear()
 
     def committed(self) -> None:
-        """Note a commit. Optimizers that have stepped since the one before need no closer look, so that most code costs nothing."""
+        """Note a commit. Optimizers that have stepped since the one before need no look, so that most code costs nothing."""
         for optimizer, parameters in self._probed.items():
             if optimizer not in self._stepped:
                 for parameter in parameters:
