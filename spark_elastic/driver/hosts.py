@@ -127,9 +127,18 @@ class HostManager:
         """Start no worker in this place before ``until``, because one was too slow there."""
         self._slow_until[place] = until
 
-    def forgive_slow(self) -> None:
-        """Let places where a worker was too slow have workers again: a slow worker is better than none."""
-        self._slow_until.clear()
+    def forgive_slow(self, needed: int, now: float) -> None:
+        """Let places where a worker was too slow have workers again if fewer than ``needed`` hosts have one or will get one.
+
+        A slow worker is better than none.
+        """
+        usable = [
+            host
+            for host in self._hosts.values()
+            if host.worker is not None or (host.is_vacant and self._slow_until.get(host.place, 0.0) <= now)
+        ]
+        if len(usable) < needed:
+            self._slow_until.clear()
 
     def ready_at(self, place: Place) -> float:
         """The time from which the place may get a worker again; 0 for a place without a record."""

@@ -145,6 +145,17 @@ def test_the_executor_is_used_all_the_same_where_fewer_than_min_np_workers_are_l
     assert script.worker_on(again) is not None
 
 
+def test_the_executor_is_not_used_for_a_worker_that_was_killed_on_a_host_that_stays() -> None:
+    script = slow_job("a", "b", "c", min_np=2)
+    place, host = script.job.workers[1].place, script.host_of(2)
+    measure(script, slow=1)
+    leave(script, 1)
+    again = script.register("b", place=place)
+    script.kill(2)
+    assert script.worker_on(host) is not None
+    assert script.worker_on(again) is None
+
+
 def test_without_a_spare_worker_it_stays_which_is_told_once_and_leaves_when_a_newcomer_is_ready() -> None:
     script = slow_job("a", "b", min_np=2)
     measure(script, slow=1, times=5)
