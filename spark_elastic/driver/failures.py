@@ -72,8 +72,9 @@ class FailureBook:
     failures: dict[int, WorkerFailure] = field(default_factory=dict)
     # The classes of the errors of this package that workers have raised; empty for others.
     kinds: dict[int, str] = field(default_factory=dict)
-    # The workers whose end is known only by its first sign.
+    # The workers whose end is known only by its first sign, and those whose last lines have not arrived yet.
     _unexplained: set[int] = field(default_factory=set)
+    _speaking: set[int] = field(default_factory=set)
     # The injected faults that are about to end workers.
     injected: dict[int, str] = field(default_factory=dict)
     # (generation, signature) of each failure that counts; entries of generations before the last progress are dropped.
@@ -84,6 +85,8 @@ class FailureBook:
         self.failures[failure.worker] = failure
         if not is_explained:
             self._unexplained.add(failure.worker)
+        if failure.traceback:
+            self._speaking.add(failure.worker)
         while len(self.failures) > KEPT:
             del self.failures[next(iter(self.failures))]
 
@@ -95,6 +98,7 @@ class FailureBook:
         """Add what the exit of a worker means. Return whether only the first sign of its end was known before."""
         is_why = worker in self._unexplained
         self._unexplained.discard(worker)
+        self._speaking.discard(worker)
         known = self.failures.get(worker)
         if known is not None:
             cause = meaning if is_why else known.cause
@@ -110,8 +114,8 @@ class FailureBook:
         return FAILED_BY.get(kinds.pop(), TrainingFailedError)(error.message, error.failures)
 
     def lacks_exit_of(self, error: TrainingFailedError) -> bool:
-        """Whether an exit code is still to explain how one of the error's workers was lost."""
-        return any(failure.worker in self._unexplained for failure in error.failures)
+        """Whether an exit is still to explain how one of the error's workers was lost, or to bring its last lines."""
+        return any(failure.worker in self._unexplained | self._speaking for failure in error.failures)
 
     def retold(self, error: TrainingFailedError) -> TrainingFailedError:
         """Return the error with what is known about its failures by now."""

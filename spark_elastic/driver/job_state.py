@@ -186,7 +186,8 @@ class JobState:
     def fail(self, error: SparkElasticError) -> None:
         """End the job with an error, unless it has ended.
 
-        An error that a lost worker causes waits for the worker's exit code, which says more than that a connection broke.
+        An error that a worker causes waits for the worker's exit: its code says more than that a connection broke, and its last
+        lines come with it.
         """
         if self.over:
             return
@@ -199,7 +200,7 @@ class JobState:
             self._end(error)
 
     def end_if_explained(self, at_once: bool = False) -> None:
-        """Deliver the error that waits for exit codes once they are there, or the time is up."""
+        """Deliver the error that waits for exits once they are known, or the time is up."""
         if self.ending is None:
             return
         error, until = self.ending

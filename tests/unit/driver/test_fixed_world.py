@@ -91,6 +91,7 @@ def test_survivors_that_report_the_loss_first_run_again_too() -> None:
 def test_an_exception_ends_the_job() -> None:
     script = fixed("a", "b")
     script.send(ev.WorkerRaised(1, "ValueError: bad row", "train.py:7", "Traceback …", True))
+    script.exits(1, 1)
     assert isinstance(script.error, TrainingFailedError)
     assert "bad row" in str(script.error)
 

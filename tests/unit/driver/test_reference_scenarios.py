@@ -9,6 +9,7 @@ from spark_elastic.driver import commands as do
 from spark_elastic.driver import events as ev
 from spark_elastic.driver.failures import FirstSign
 from spark_elastic.driver.hosts import Place
+from spark_elastic.driver.job_state import EXIT_SECONDS
 from spark_elastic.errors import (
     DataError,
     NotEnoughHostsError,
@@ -529,7 +530,10 @@ def test_an_exception_on_all_ranks_fails_the_job_with_all_tracebacks() -> None:
     script = running("a", "b")
     script.send(ev.WorkerRaised(0, "ValueError: bad row", "train.py:7", "Traceback A"))
     script.send(ev.WorkerRaised(1, "ValueError: bad row", "train.py:7", "Traceback B"))
+    for worker in (0, 1):
+        script.exits(worker, 1)
     assert isinstance(script.error, TrainingFailedError)
+    assert [failure.last_lines for failure in script.error.failures] == [("last words",)] * 2
     assert not isinstance(script.error, StateLostError)
     assert "Traceback A" in str(script.error)
     assert "Traceback B" in str(script.error)
@@ -599,6 +603,8 @@ def test_a_job_whose_workers_all_raise_of_their_data_fails_with_that() -> None:
     for worker in (0, 1):
         error = ("spark_elastic.errors.DataError: part-0 has changed", "train.py:7", "Traceback")
         script.send(ev.WorkerRaised(worker, *error, kind="DataError"))
+    for worker in (0, 1):
+        script.exits(worker, 1)
     assert isinstance(script.error, TrainingFailedError)
     assert isinstance(script.error, DataError)
     assert "all 2 workers of the world raised" in str(script.error)
@@ -608,12 +614,25 @@ def test_a_job_whose_workers_raise_of_different_things_is_of_no_special_kind() -
     script = running("a", "b")
     for worker, kind in ((0, "DataError"), (1, "")):
         script.send(ev.WorkerRaised(worker, f"error {kind}", "train.py:7", "Traceback", kind=kind))
+    for worker in (0, 1):
+        script.exits(worker, 1)
     assert type(script.error) is TrainingFailedError
 
 
-def test_a_fatal_exception_fails_the_job_at_once() -> None:
+def test_a_fatal_exception_fails_the_job_once_the_last_lines_of_its_worker_are_there() -> None:
     script = running("a", "b")
     script.send(ev.WorkerRaised(1, "the result cannot be pickled", "", "Traceback", fatal=True))
+    assert script.error is None
+    script.exits(1, 1)
+    assert isinstance(script.error, TrainingFailedError)
+    assert "cannot be pickled" in str(script.error)
+    assert [failure.last_lines for failure in script.error.failures] == [("last words",)]
+
+
+def test_a_fatal_exception_fails_the_job_also_if_its_worker_does_not_end() -> None:
+    script = running("a", "b")
+    script.send(ev.WorkerRaised(1, "the result cannot be pickled", "", "Traceback", fatal=True))
+    script.pass_time(EXIT_SECONDS + 1)
     assert "cannot be pickled" in str(script.error)
 
 
