@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sliced_training import replace_optimizer, train_in_slices
+from sliced_training import replace_optimizer, train_in_slices, train_only_the_head_in_the_end
 
 import spark_elastic
 from spark_elastic.errors import StateLostError
@@ -156,6 +156,15 @@ def test_an_optimizer_that_was_made_anew_beside_a_divided_one_keeps_its_state(
         struck = spark_elastic.run(replace_optimizer, (True, commit), local=cluster, num_proc=4)
     quiet = spark_elastic.run(replace_optimizer, (False, commit), local=cluster, num_proc=4)
     assert struck == pytest.approx([quiet[0]] * len(struck), rel=1e-9)
+
+
+@pytest.mark.parametrize("commit", ["copy", "host", "in_place", "sharded"])
+def test_survivors_meet_across_a_new_optimizer_with_fewer_parameters_in_one_reset(cluster: Any, commit: str) -> None:
+    quiet = spark_elastic.run(train_only_the_head_in_the_end, (commit, None), local=cluster, num_proc=4)
+    with inject(kill(rank=2, step=5, at=Point.RECORDED)):
+        struck = spark_elastic.run(train_only_the_head_in_the_end, (commit, 2), local=cluster, num_proc=4)
+    assert [total for total, _ in struck] == pytest.approx([quiet[0][0]] * 4, rel=1e-9)
+    assert sorted(entries for _, entries in struck) == [1, 2, 2, 2]
 
 
 @pytest.mark.parametrize("commit", ["sharded", "copy"])

@@ -157,3 +157,46 @@ def replace_optimizer(zero: bool, commit: str) -> float:
 
     train(state)
     return float(second.module.weight.sum())
+
+
+def train_only_the_head_in_the_end(commit: str, lost: int | None) -> tuple[float, int]:
+    """Train a network, and from the fifth step on its head alone, with an optimizer of its own; return its sum and the entries.
+
+    lost: an even rank that dies in the commit of the fifth step, for which odd ones wait ahead of their step.
+    """
+    import os
+    import time
+
+    import torch
+
+    import spark_elastic as se
+
+    torch.manual_seed(0)
+    body, head = torch.nn.Linear(4, 4).double(), torch.nn.Linear(4, 1).double()
+    model = se.DistributedDataParallel(torch.nn.Sequential(body, head))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    state = se.TorchState(model=model, optimizer=optimizer, step=0, is_late=False, commit=commit)
+    rows = torch.randn(10, 20, 4, dtype=torch.float64)
+    entries = 0
+
+    @se.elastic
+    def train(state: Any) -> None:
+        nonlocal entries
+        entries += 1
+        processes = se.allgather_object(os.getpid())
+        while state.step < len(rows):
+            if state.step == 4 and not state.is_late:
+                body.requires_grad_(False)
+                state.optimizer, state.is_late = torch.optim.Adam(head.parameters(), lr=0.05), True
+            batch = rows[state.step]
+            state.optimizer.zero_grad()
+            (model(batch).squeeze(1) - batch.sum(1)).square().mean().backward()
+            if (se.generation(), state.step) == (1, 4) and lost is not None and se.rank() % 2:
+                while os.path.exists(f"/proc/{processes[lost]}"):
+                    time.sleep(0.01)
+            state.optimizer.step()
+            state.step += 1
+            state.commit()
+
+    train(state)
+    return sum(float(parameter.detach().sum()) for parameter in model.parameters()), entries

@@ -354,13 +354,16 @@ class ObjectState(State):
         world = present_world()
         self._take(self._commits.steps + 1, 1 if world is None else world.size)
 
-    def _tell(self) -> bytes | None:
-        """Describe the changes of structure that a newcomer has to follow before it loads; None if there are none."""
+    def _tell(self, places: Places | None = None) -> bytes | None:
+        """Describe the changes of structure that a newcomer has to follow before it loads; None if there are none.
+
+        places: the objects of the commit that it will load, if they are others than the present ones.
+        """
         if self._first_structure is None:
             return None
-        values = self._values(shared=True)
-        same, first = Places(values, self._first_places).same, self._first_places or Places({})
-        objects = {name: value for name, value in find_objects(values).items() if name not in same}
+        first = self._first_places or Places({})
+        places = places or Places(self._values(shared=True), self._first_places)
+        objects = {name: value for name, value in places.stateful().items() if name not in places.same}
         known: dict[int, str] = {}
         for name in objects:
             earlier = known.setdefault(id(first.at(name)), name)

@@ -16,7 +16,7 @@ import numpy
 import torch
 
 from spark_elastic.checkpoint.skeleton import PLAIN, has_plain_keys
-from spark_elastic.worker.state.snapshot import has_state_dict
+from spark_elastic.worker.state.snapshot import Stateful, has_state_dict
 
 _CONTAINERS = frozenset((dict, OrderedDict, list, tuple))
 # Types of objects that may be large. Whoever holds a commit holds its modules and optimizers besides.
@@ -77,6 +77,11 @@ class Places:
             if isinstance(found, torch.Tensor) and hasattr(found, "_fix_weakref"):
                 found._fix_weakref()  # as torch.utils.weak does: only C++ may have held it
         return found
+
+    def stateful(self) -> dict[str, Stateful]:
+        """Return the objects with a state dict that were there, by the names of their places, without those that are gone."""
+        found = {name: self.at(name) for name in self._objects if self._is_stateful(name)}
+        return {name: value for name, value in found.items() if value is not None}
 
     def rebound(self, first: Places) -> list[str]:
         """Return the places where there are other objects than there were at first. Objects with a state dict do not count."""

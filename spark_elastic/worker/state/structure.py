@@ -182,6 +182,7 @@ def follow(objects: Objects, told: bytes) -> None:
             else:
                 optimizer.param_groups.append({**optimizer.defaults, "params": group})
         del optimizer.param_groups[len(wanted) :]
+        _forget_unstepped(optimizer)
 
 
 def outline(objects: Sequence[Stateful]) -> list[int]:
@@ -231,14 +232,19 @@ def remember(objects: Sequence[Stateful]) -> Callable[[], None]:
                     present.clear()
                     present.update(was)
         for optimizer, was_groups in groups:
-            present_parameters = set(stepped(optimizer))
             optimizer.param_groups[:] = [group for group, _ in was_groups]
             for group, parameters in was_groups:
                 group["params"] = list(parameters)
-            for parameter in present_parameters.difference(*(parameters for _, parameters in was_groups)):
-                optimizer.state.pop(parameter, None)  # otherwise state_dict() would fail, which has no number for it
+            _forget_unstepped(optimizer)
 
     return put_back
+
+
+def _forget_unstepped(optimizer: torch.optim.Optimizer) -> None:
+    """Free the state of parameters that an optimizer does not step: ``state_dict()`` fails at those, having no number for them."""
+    present = set(stepped(optimizer))
+    for parameter in [key for key in optimizer.state if isinstance(key, torch.Tensor) and key not in present]:
+        del optimizer.state[parameter]
 
 
 def _differ(present: Mapping[str, object], was: Mapping[str, object]) -> bool:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from spark_elastic.checkpoint.skeleton import Lender, StateDict
-from spark_elastic.worker.state.keepers.keeper import Content, Keeper
+from spark_elastic.worker.state.keepers.keeper import Content, Keeper, Tell
 from spark_elastic.worker.state.pending_copy import PendingCopy
 from spark_elastic.worker.state.places import Places
 from spark_elastic.worker.state.repair import plan_repair, repair
@@ -70,7 +70,7 @@ class OnDevice(Keeper):
         """Return the copy that a sender sends (``current``), or the room into which this rank receives one (``spare``)."""
         return self.snapshots
 
-    def catch_up(self, world: World, values: Mapping[str, object], tell: Callable[[], bytes | None]) -> Snapshot | None:
+    def catch_up(self, world: World, values: Mapping[str, object], tell: Tell) -> Snapshot | None:
         return send_whole(world, partial(self.for_repair, values), tell, None if self.is_empty else self.current.own)
 
     def part_of(self, value: Stateful) -> StateDict | KeptPart:
@@ -85,9 +85,7 @@ class OnHost(OnDevice):
     is_on_host = True
 
 
-def send_whole(
-    world: World, for_repair: Callable[[bool], SnapshotPair], tell: Callable[[], bytes | None], own: object
-) -> Snapshot | None:
+def send_whole(world: World, for_repair: Callable[[bool], SnapshotPair], tell: Tell, own: object) -> Snapshot | None:
     """Bring whole copies of the newest commit to the ranks that lack it. Return the copy that arrived here, with ``own``.
 
     ``for_repair(True)`` returns the copies to send, ``for_repair(False)`` the room to receive into. A rank's own part is never

@@ -22,7 +22,7 @@ from spark_elastic.errors import HostsUpdatedInterrupt, SparkElasticError, Worke
 from spark_elastic.worker.job import current_job, present_world
 from spark_elastic.worker.module_registers import same_objects, stepped
 from spark_elastic.worker.state.keepers.copies import PartlyCopied
-from spark_elastic.worker.state.keepers.keeper import Content
+from spark_elastic.worker.state.keepers.keeper import Content, Tell
 from spark_elastic.worker.state.keepers.unstepped import UnsteppedWeights
 from spark_elastic.worker.state.pending_copy import PendingCopy
 from spark_elastic.worker.state.places import Places
@@ -94,7 +94,7 @@ class InPlace(PartlyCopied):
     def can_go_back(self) -> bool:
         return not self.guard.dirty and not self._unstepped.changed()
 
-    def catch_up(self, world: World, values: Mapping[str, object], tell: Callable[[], bytes | None]) -> Snapshot | None:
+    def catch_up(self, world: World, values: Mapping[str, object], tell: Tell) -> Snapshot | None:
         arrived = super().catch_up(world, values, tell)
         if arrived is not None:
             self._unstepped.forget()

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
     from spark_elastic.worker.world import World
 
+# Describes to a newcomer how the structure of objects has changed since the job began: of the live ones, or of those in Places.
+Tell = Callable[..., "bytes | None"]
+
 
 class Content(TypedDict):
     """What a commit holds, and other ranks and durable checkpoints get."""
@@ -135,7 +138,7 @@ class Keeper(ABC):
         return None
 
     @abstractmethod
-    def catch_up(self, world: World, values: Mapping[str, object], tell: Callable[[], bytes | None]) -> Snapshot | None:
+    def catch_up(self, world: World, values: Mapping[str, object], tell: Tell) -> Snapshot | None:
         """Bring the newest commit to the ranks of a world that lack it. Return what this rank has received and has to load.
 
         ``values`` are those of the newest commit on ranks that hold it; ``tell`` describes to a newcomer how their structure has

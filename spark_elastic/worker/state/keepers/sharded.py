@@ -13,7 +13,7 @@ What differs between ranks (buffers of modules) or is small (counters, learning 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -29,7 +29,7 @@ from spark_elastic.worker.job import present_world
 from spark_elastic.worker.state.gathering import Unsliced, gather, plan_gather
 from spark_elastic.worker.state.keepers.copies import WholeCopies, send_whole
 from spark_elastic.worker.state.keepers.in_place import SmallOptimizer, SmallPart, small_part
-from spark_elastic.worker.state.keepers.keeper import Content, Keeper
+from spark_elastic.worker.state.keepers.keeper import Content, Keeper, Tell
 from spark_elastic.worker.state.optimizer_moves import KeptParts, move, numbers_by_rank, plan_moves
 from spark_elastic.worker.state.pending_copy import PendingCopy
 from spark_elastic.worker.state.places import Places
@@ -224,12 +224,18 @@ class Sharded(Keeper):
         self._note_live([found.tensors[number] for number in self._sliced])
         self.keep_live()
 
-    def catch_up(self, world: World, values: Mapping[str, object], tell: Callable[[], bytes | None]) -> Snapshot | None:
+    def catch_up(self, world: World, values: Mapping[str, object], tell: Tell) -> Snapshot | None:
         newest = world.newest_commit
         if newest is not None and self._spare.commit == newest:
             self._switch()
             self._is_back = False
         is_holder = self._is_held = newest is not None and self._current.commit == newest
+        if is_holder and not self._is_back:
+            # The live values are those of the following commit, which may have other parts and other objects.
+            assert self._current.put_back is not None, "the commit was made here"
+            self._current.put_back()
+            self._live = self._bits = None
+            tell = partial(tell, self._current.places)
         own = None if self._is_empty else self._current.own
         if newest is None or sum(member.commit == newest for member in world.members) == 1:
             # One rank has everything.
@@ -237,7 +243,7 @@ class Sharded(Keeper):
         else:
             arrived = self._gather(world, newest, tell() if is_holder else None)
         if arrived is None and is_holder and not self._is_back:
-            arrived = self._whole()  # all slices are here, and the live values are those of the following commit
+            arrived = self._whole()  # all slices are here
         if arrived is not None:
             arrived.own = own
         return arrived

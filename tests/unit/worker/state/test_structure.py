@@ -297,3 +297,32 @@ def test_what_cannot_be_told_is_an_error_at_the_commit(
     change(state)
     with pytest.raises(TrainingCodeError, match=words):
         state.commit()
+
+
+def test_a_rank_that_is_behind_follows_a_change_after_which_fewer_parameters_are_stepped(stage: Stage) -> None:
+    ahead, behind = begun(stage), begun(stage)
+    for state in (ahead, behind):
+        state.optimizer = torch.optim.Adam(net(state).body.parameters(), lr=0.1)
+        net(state).body(torch.ones(3, 2)).sum().backward()
+        state.optimizer.step()
+    ahead.optimizer = torch.optim.Adam(net(ahead).body[0].parameters(), lr=0.3)
+    told = ahead._tell()
+    assert told is not None
+    follow(find_objects({"models": behind.models, "optimizer": behind.optimizer}), told)
+    assert list(behind.optimizer.state_dict()["state"]) == [0, 1]
+
+
+@pytest.mark.parametrize("change", [replace_the_head, replace_the_optimizer, grow_the_embedding, add_a_group])
+def test_what_a_newcomer_is_told_belongs_to_the_commit_that_it_gets(
+    stage: Stage, change: Callable[[TorchState], None]
+) -> None:
+    """A rank that keeps slices cannot load an earlier commit before it has been told of."""
+    state = begun(stage)
+    step(state)
+    state.commit()
+    held = state._keeper.current
+    change(state)
+    assert state._tell() is not None
+    assert held.put_back is not None
+    held.put_back()
+    assert state._tell(held.places) is None
