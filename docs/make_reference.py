@@ -38,8 +38,15 @@ OURS = {
     "SPARK_CONF_DIR": "read by `doctor`: where `spark-defaults.conf` is",
     "SPARK_LOCAL_HOSTNAME": "read by `doctor`: how Spark names this machine to executors, if `spark.driver.host` is not set",
     "SPARK_LOCAL_IP": "the same",
-    "NCCL_SOCKET_IFNAME": "set in workers with NCCL to the interface that reaches the driver, unless it is set",
+    "NCCL_SOCKET_IFNAME": "set in workers with NCCL, and in scripts of `--restart-on-change`, to the interface that workers use "
+    "among themselves, unless it is set",
+    "GLOO_SOCKET_IFNAME": "set in scripts of `--restart-on-change` to the interface that workers use among themselves, "
+    "unless it is set",
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "set to 0 in workers with NCCL: the driver aborts a world, torch's watchdog does not",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "set to 0 in workers with NCCL, unless it is set: torch's monitor would end the process",
+    "TORCH_NCCL_ENABLE_MONITORING": "the same",
+    "MALLOC_MMAP_THRESHOLD_": "read in workers with a `ShardedState`: unless it is set, glibc maps each tensor of 64 KiB or more "
+    "separately, so that its memory goes back to the machine at once",
     "PYTHONPATH": "set in workers to the Spark task's import path",
     "OMP_NUM_THREADS": "set in workers to `spark.task.cpus`, unless it is set",
     "MKL_NUM_THREADS": "set in workers to the number of `OMP_NUM_THREADS`, unless it is set",
@@ -74,7 +81,9 @@ def document() -> str:
         "## run\n\n" + _table(("Argument", "Default", "Meaning"), _arguments(se.run)),
         "Raises:\n\n" + "".join(f"- `{names}`: {text}\n" for names, text in _entries(se.run, "Raises")),
         "## Timeouts that few need to change\n\nKeyword arguments of `run`, in seconds.\n\n"
-        + _table(("Argument", "Default", "Meaning"), _timeouts()),
+        + _table(("Argument", "Default", "Meaning"), _timeouts())
+        + "\n`adaptive_np=True` is one of these arguments, too: fewer workers train if [that is measured to be "
+        "faster](estimator.md#number-of-workers).\n",
         "## Environment variables\n\n" + _table(("Variable", "Use"), sorted(_variables())),
         "Scripts that are started by `spark-elastic run --restart-on-change` find, as under torchrun: "
         + ", ".join(f"`{name}`" for name in _script_variables())
@@ -140,6 +149,7 @@ def _variables() -> Iterable[tuple[str, ...]]:
         text = file.read_text(encoding="utf-8")
         found |= set(re.findall(r'environ(?:\.get\(|\.setdefault\(|\[)"(\w+)"', text))
         found |= set(re.findall(r'^\w+_VARIABLE = "(\w+)"', text, re.MULTILINE))
+        found |= set(re.findall(r'"((?:GLOO|MALLOC|NCCL|TORCH_NCCL)_[A-Z_]+)"', text))
     return ((f"`{name}`", OURS[name]) for name in found if name in OURS or name not in _script_variables())
 
 

@@ -3,21 +3,23 @@
 ::
 
     SparkElasticError
-    ├── TrainingFailedError          the job failed; holds every failing worker's host, rank and traceback
+    ├── TrainingFailedError          the job failed; holds host, rank and traceback of the workers that failed
     │   ├── RanksDifferError         ranks that should be equal are not: training was wrong
     │   ├── ResetLimitExceededError  more resets after failures than reset_limit allows
     │   ├── StateLostError           every copy of the committed state is gone
-    │   ├── TrainingCheckpointError  a worker met a CheckpointError (or DamagedError), which this is as well
+    │   ├── TrainingCheckpointError  a worker met a CheckpointError, which this is as well
+    │   │   └── TrainingDamagedError a worker met a DamagedError, which this is as well
     │   ├── TrainingDataError        a worker met a DataError, which this is as well
     │   └── NotFiniteLossError       a fit's loss is NaN or infinite, and terminateOnNaN says that this ends it
     ├── NotEnoughHostsError          start_timeout or elastic_timeout passed with fewer than min_np workers
     ├── NotInWorldError              rank(), size() … were asked before the first generation
-    ├── TrainingCodeError            the training function would train wrongly; the message has the line to write
+    ├── TrainingCodeError            the training function would train wrongly; run() raises TrainingFailedError with its message
     ├── CheckpointError              a checkpoint (or saved model) cannot be written, read, or does not fit the job
     │   └── DamagedError             a file of a checkpoint or of a saved model is not what was written
     ├── DataError                    a dataset is broken, changed, or not what the job expects
     ├── ScriptFailedError            a script of --restart-on-change has failed too often; reaches the user as TrainingFailedError
-    └── JobCancelledError            Spark or the user ended the job from outside
+    ├── DiscoveryError               of driver/discovery.py: host_discovery_script is missing, or its first run has failed
+    └── JobCancelledError            the job was ended from outside: its session stopped, or its Spark jobs were cancelled
 
     WorldChanged(Exception)          raised in user code; caught by @elastic
     ├── WorkerLostError              a worker of this generation is gone: the state goes back to the last commit
@@ -108,7 +110,7 @@ WorkerFailure.__init__.__doc__ = "Keep the given facts; nothing is checked, and 
 
 
 class TrainingFailedError(SparkElasticError):
-    """The job failed. ``failures`` lists every failing worker, the latest last."""
+    """The job failed. ``failures`` lists the workers that failed, the latest last, at most the newest 32."""
 
     def __init__(self, message: str, failures: tuple[WorkerFailure, ...] = ()) -> None:
         """Store the message and the failures without checks. ``str`` shows the failures below the message."""
@@ -154,7 +156,10 @@ class NotInWorldError(SparkElasticError):
 
 
 class TrainingCodeError(SparkElasticError):
-    """The training function would silently train wrongly. The message has the line to write instead."""
+    """The training function would silently train wrongly. The message has the line to write instead.
+
+    If a worker raises this error, ``run`` raises a ``TrainingFailedError`` whose failures have the message.
+    """
 
     is_final = True
 

@@ -39,7 +39,8 @@ def load_checkpoint(
     plain module, even if it was wrapped or compiled: ``Net().load_state_dict(load_checkpoint(url)["model"])``. No code from the
     checkpoint is run: an object that would need code is returned as an ``OpaqueObject`` that names its type. Checkpoints of
     earlier releases can be read. Damaged ones are skipped with a warning. Raises ``DamagedError`` if all are damaged,
-    ``CheckpointError`` if there is none or a later release has written the newest, and ``TypeError`` if ``url`` is not a path.
+    ``CheckpointError`` if there is none or a later release has written the newest, ``TypeError`` if ``url`` is not a path, and
+    ``ValueError`` for ``best`` with the folder of one checkpoint.
     """
     if not isinstance(url, (str, os.PathLike)):
         raise TypeError(f"url must be the folder that run(checkpoint=) was given, not {url!r}")
@@ -89,7 +90,8 @@ def load_model(
         best: load the best checkpoint instead, as ``load_checkpoint`` does.
         storage_options: options with which fsspec opens the folder, such as credentials and endpoints.
 
-    Neither a job nor Spark is needed, and no code from the checkpoint is run. Raises the errors of ``load_checkpoint``,
+    Weights are converted to the module's dtypes without a warning, also to half or double precision. Neither a job nor Spark is
+    needed, and no code from the checkpoint is run. Raises the errors of ``load_checkpoint``,
     ``CheckpointError`` if the checkpoint has no model of this name or the weights do not fit the module, which may then have
     received some of them, and ``ValueError`` for a module on the meta device.
     """

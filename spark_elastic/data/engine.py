@@ -1,4 +1,4 @@
-"""The interface between a loader and the engine that reads row groups for it, and the table of engines."""
+"""The interface between a loader and the engine that reads row groups for it, and the table of ``ParquetLoader``'s engines."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from spark_elastic.data.filters import RowFilter
     from spark_elastic.data.manifest import Manifest
 
-# The engines' modules by name; ``open_engine(reading)`` of a module makes its engine. A module is imported when its engine is
-# used.
+# The modules of ``ParquetLoader``'s engines by name; ``open_engine(reading)`` of a module makes its engine. A module is imported
+# when its engine is used.
 ENGINES: Mapping[str, str] = {
     "arrow": "spark_elastic.data.arrow_engine",
     "petastorm": "spark_elastic.data.petastorm_engine",
@@ -24,7 +24,7 @@ ENGINES: Mapping[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """What an engine is to read.
+    """What an engine of ``ParquetLoader`` is to read.
 
     locations: those of the manifest's URLs. columns: names and patterns, or None for all that can become tensors. row_filter:
     rows that do not pass it count as absent. transform: the user's; each engine says what it takes. options: for this engine
@@ -65,6 +65,6 @@ class Engine(Protocol):
 
 
 def open_engine(name: str, reading: Reading) -> Engine:
-    """Make the engine of this name. Raises ValueError or TypeError for arguments that it does not take."""
+    """Make a ``ParquetLoader``'s engine of this name. Raises ValueError or TypeError for arguments that it does not take."""
     engine: Engine = importlib.import_module(ENGINES[name]).open_engine(reading)
     return engine

@@ -22,7 +22,8 @@ from spark_elastic.data.reader import Batch, BlockBuilder, ReadAhead, ReadyBatch
 from spark_elastic.data.tracker import RowGroupTracker
 from spark_elastic.errors import DataError
 
-_OWN = 1  # the rank that has this rank's rows in the steps of a part
+# The steps in which a part is read have three ranks: those before this rank, this rank itself, and those after it.
+_OWN = 1
 
 
 @saved_as("spark_elastic.data")
@@ -38,8 +39,9 @@ class WeightedSamplingLoader(PositionedLoader[Batch]):
     The next epoch continues there, so that all rows of a loader come once before any comes again.
 
     Args:
-        loaders: two or more ``ParquetLoader``s with the same batch size and columns, which only the mix may then read. Each keeps
-            its own ``seed``, ``filters``, ``transform`` and the like. The mix is ``shards_strict`` if any of them is.
+        loaders: two or more ``ParquetLoader``s, or other ``EngineLoader``s, with the same batch size and columns, which only the
+            mix may then read. Each keeps its own ``seed``, ``filters``, ``transform`` and the like. The mix is ``shards_strict``
+            if any of them is.
         probabilities: the proportion of each loader's rows, above 0. They are divided by their sum. Each loader must have a row
             in every epoch.
         seed: determines the order in which the loaders take turns.

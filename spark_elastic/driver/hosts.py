@@ -18,8 +18,8 @@ FAILURES_OF_A_BAD_HOST = 3
 class Place(NamedTuple):
     """What fails as a unit: an executor. Spark often restarts a task in the same place, so records of failures go by places.
 
-    A wider unit, such as a rack, would need a record of its own in ``HostManager``: an outage there fails many workers at once,
-    which says nothing about each executor.
+    A wider unit, such as a rack, is a field here with a default, and has a table of its own in ``HostManager``, by that field: an
+    outage there fails many workers at once, which says nothing about each executor.
     """
 
     machine: str
@@ -34,7 +34,10 @@ class Place(NamedTuple):
 
 @dataclass(slots=True)
 class Host:
-    """One registered task. ``worker`` is the number of its worker, from the order to start the process until its end."""
+    """One registered task, not a machine: several may be on one, which is ``place.machine``.
+
+    ``worker`` is the number of its worker, from the order to start the process until its end.
+    """
 
     host: int
     slot: int

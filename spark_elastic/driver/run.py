@@ -95,11 +95,12 @@ def run(
             nothing of each other unless ``elastic=False``.
         args: positional arguments of ``fn``.
         kwargs: keyword arguments of ``fn``.
-        num_proc: the number of workers to wait for before the first generation; ``min_np`` by default.
+        num_proc: the number of workers to wait for before the first generation; ``min_np`` by default. It is no limit: without
+            ``min_np``, and without dynamic allocation, it is also the minimum.
         min_np: the number of workers below which training waits.
-        max_np: the number of slots to request from Spark. ``min_np`` and ``max_np`` default to the limits of dynamic allocation
-            in the Spark configuration, or without dynamic allocation to the present cores of the cluster; with ``local``, to
-            what this machine has.
+        max_np: the number of slots to request from Spark, and so the largest number of workers. ``min_np`` and ``max_np`` default
+            to the limits of dynamic allocation in the Spark configuration, or without dynamic allocation to the present cores of
+            the cluster; with ``local``, to what this machine has.
         elastic: False forms one world of ``num_proc`` workers before ``fn`` is called, so that ``fn`` has its rank, its
             collectives and torch's default group from its first line. When a worker is lost, all workers are ended and
             the whole of ``fn`` runs again in new processes, up to ``reset_limit`` times. An exception in ``fn`` ends the job.
@@ -140,8 +141,8 @@ def run(
         storage_options: options for the library that opens ``checkpoint``, on the driver and the workers. They travel by
             cloudpickle.
         host_discovery_script: an executable that prints the machines that may be used, one ``host`` or ``host:slots`` per line.
-            It runs every second. Workers on machines that it no longer lists leave at their next commit. Machines that it has
-            never listed are left alone, because Spark decides where tasks run.
+            It runs every second, and a run of more than 30 seconds counts as failed. Workers on machines that it no longer lists
+            leave at their next commit. Machines that it has never listed are left alone, because Spark decides where tasks run.
         event_log: a file to which events are appended as JSON lines; see docs/events.md.
         progress: True shows the progress of the job, as a live line in terminals and notebooks and as plain lines elsewhere.
             None shows it only in terminals and notebooks.
@@ -149,19 +150,23 @@ def run(
         loggers: where rank 0's ``state.report`` goes, with world sizes and resets: ``loggers.MLflowLogger``,
             ``loggers.TensorBoardLogger``, or classes of your own. With ``checkpoint``, a later run continues the same run there.
         timeouts: ``heartbeat_timeout``, ``ready_timeout``, ``form_timeout``, ``join_window``, ``join_patience`` and
-            ``yield_after``, which ``JobSettings`` explains.
+            ``yield_after``, which ``JobSettings`` explains. ``adaptive_np=True`` has fewer workers train if that is measured to
+            be faster, on CPUs and with loaders of ``global_batch_size=``, as ``adaptiveNp`` of estimators does.
 
     Raises:
-        TrainingFailedError: the job failed. The error holds the rank, host and traceback of every failing worker.
+        TrainingFailedError: the job failed, also by a ``TrainingCodeError`` in a worker. The error holds the rank, host and
+            traceback of the newest 32 workers that failed.
         NotEnoughHostsError: a timeout passed with fewer than ``min_np`` workers.
         ResetLimitExceededError: failures caused more resets than ``reset_limit`` allows.
         CheckpointError: ``checkpoint`` cannot be written, or does not fit the state.
-        SparkElasticError: a result of ``fn`` cannot be unpickled here, or the session has been stopped.
+        SparkElasticError: a result of ``fn`` cannot be unpickled here, ``host_discovery_script`` is missing or its first run
+            fails, or the session has been stopped.
         ValueError, TypeError: an argument is wrong. Nothing was started.
 
-    The call blocks until the job ends; Ctrl-C ends it. When it has returned or raised, nothing of the job is left. Processes
-    that have imported torch, but no user code, wait for the next run: on executors for as long as Spark keeps its own
-    Python processes, with ``local=True`` until ``shutdown``, at most for ten minutes.
+    A worker's pickled result may have 2 GiB at most. The call blocks until the job ends; Ctrl-C ends it and raises
+    ``KeyboardInterrupt``. When it has returned or raised, nothing of the job is left. Processes that have imported torch, but
+    no user code, wait for the next run: on executors for as long as Spark keeps its own Python processes, with ``local=True``
+    until ``shutdown``, at most for ten minutes.
     """
     call = _pickle_call(fn, args, kwargs)
     _check_linux()

@@ -185,7 +185,7 @@ class FitParams(Parameterized, FitParamsAccessors):
     maxNp = param("maxNp", "the largest number of workers to request from Spark", whole(1))
     adaptiveNp = param(
         "adaptiveNp",
-        "whether fewer workers train, down to minNp, where steps of a global batch are measured to be faster so; on CPUs",
+        "whether fewer workers train, down to minNp, if that is measured to be faster; CPUs and global batches only",
         boolean,
     )
     resetLimit = param("resetLimit", "resets caused by failures after which fit fails", whole(0))
@@ -223,7 +223,7 @@ class FitParams(Parameterized, FitParamsAccessors):
     findUnusedParameters = param(
         "findUnusedParameters",
         "whether some parameters get a gradient in some steps only, as where the data decide what forward uses, which costs time "
-        "in each step; that the first rows leave some without one is known without it",
+        "in each step; not needed for parameters that get no gradient on the first rows, which a trial step finds",
         boolean,
     )
     gradientClipNorm = param("gradientClipNorm", "largest norm of all gradients together", number(0, low_open=True))
@@ -244,7 +244,7 @@ class FitParams(Parameterized, FitParamsAccessors):
     terminateOnNaN = param(
         "terminateOnNaN", "whether a loss that is NaN or infinite ends the fit; otherwise it is only logged", boolean
     )
-    verbose = param("verbose", "0: silent, 1: a line for each epoch", whole(0))
+    verbose = param("verbose", "0: no lines, except of a loss that is not finite, 1: a line for each epoch", whole(0))
 
 
 class TrainingParams(FitParams, TrainingParamsAccessors):

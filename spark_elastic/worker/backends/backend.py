@@ -24,8 +24,8 @@ class Backend(Protocol):
     That a peer is gone, or silent, is noticed on the connections of Gloo's group, which every world has besides.
     """
 
-    # The devices whose tensors the library takes, by torch's names. A library that names "cpu" replaces Gloo for user code
-    # there.
+    # The devices whose tensors the library takes, by torch's names. A library that names "cpu" replaces Gloo there for user
+    # code and for repairs, which bring ranks the newest commit.
     devices: ClassVar[tuple[str, ...]]
     # Torch's name for the library, or CUSTOM if torch has none. No two libraries in the table may have the same kind: torch
     # keeps one group for each kind, and silently uses the first one registered.
@@ -54,7 +54,10 @@ class Backend(Protocol):
         """Make a group of some of the ranks, which ``abort`` reaches, too."""
 
     def guard(self, work: dist.Work) -> dist.Work:
-        """Return what user code and torch wait for in place of one of these groups' works: itself, if an abort ends it."""
+        """Return what user code and torch wait for in place of one of these groups' works: itself, if an abort ends it.
+
+        Otherwise return a ``Guarded`` of ``works.py``: only of these does ``WatchedGroup`` turn errors into ``WorkerLostError``.
+        """
         return work
 
     def abort(self) -> list[threading.Thread]:
