@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import stat
@@ -16,7 +15,7 @@ from typing import Any, TextIO
 import msgspec
 
 from spark_elastic.errors import JobCancelledError
-from spark_elastic.protocol.event_format import as_event
+from spark_elastic.protocol.event_format import as_event, as_line
 from spark_elastic.protocol.records import Entry, EventsDropped, JobFailed, JobFinished, JobStarted, Record
 
 logger = logging.getLogger("spark_elastic")
@@ -45,8 +44,7 @@ class EventLog:
 
     A slow disk or a slow callable delays nobody: when ``QUEUE_LIMIT`` events wait, new ones are dropped until half of the queue
     is empty. An ``events_dropped`` event in their place says how many. An ``on_event`` that raises is logged once and not
-    called again. ``watchers`` belong to this package: they are called first, with entries, and never raise; one that blocks
-    delays the rest. ``reader`` is the user's name for the callable.
+    called again. ``watchers`` belong to this package: they are called first, with entries, and neither block nor raise.
     """
 
     def __init__(
@@ -54,14 +52,12 @@ class EventLog:
         path: str | None,
         on_event: Callable[[dict[str, Any]], None] | None,
         watchers: Sequence[Callable[[Entry], None]] = (),
-        reader: str = "on_event",
     ) -> None:
         if on_event is not None and not callable(on_event):
             raise TypeError(f"on_event must be callable, not {on_event!r}")
         self._file = _opened(Path(path)) if path is not None else None
         self._on_event = on_event
         self._watchers = watchers
-        self._reader = reader
         # The id of the run, from its first event on.
         self._run_id: str | None = None
         self._changed = threading.Condition()
@@ -86,7 +82,8 @@ class EventLog:
             left = len(self._waiting)
             self._waiting.clear()
         if left:
-            logger.warning("%d events were not handed on within %g s: %s is too slow", left, END_SECONDS, self._reader)
+            what = "on_event" if self._on_event is not None else "the file of the event log"
+            logger.warning("%d events were not handed on within %g s: %s is too slow", left, END_SECONDS, what)
 
     def record(self, record: Record) -> None:
         """Note a record with the present time; never blocks."""
@@ -108,9 +105,7 @@ class EventLog:
             room = (QUEUE_LIMIT // 2 if self._dropped else QUEUE_LIMIT) - len(self._waiting)
             if room <= 0 and not self._is_closing:
                 if not self._dropped:
-                    logger.warning(
-                        "events are dropped: %d wait for %s, or for the file, already", QUEUE_LIMIT, self._reader
-                    )
+                    logger.warning("events are dropped: %d wait for on_event, or for the file, already", QUEUE_LIMIT)
                 self._dropped += 1
                 return
             self._tell_of_dropped()
@@ -135,7 +130,7 @@ class EventLog:
                 try:
                     self._on_event(event)
                 except BaseException:  # SystemExit, for example, ends no more than this function, either
-                    logger.exception("%s raised; it is not called any more", self._reader)
+                    logger.exception("on_event raised; it is not called any more")
                     self._on_event = None
         self._close_file()
 
@@ -148,7 +143,7 @@ class EventLog:
     def _write(self, event: dict[str, object]) -> None:
         assert self._file is not None
         try:
-            self._file.write(json.dumps(event, default=str) + "\n")
+            self._file.write(as_line(event))
             self._file.flush()
         except OSError:
             logger.exception("the event log cannot be written; it ends here, the job goes on")

@@ -221,9 +221,10 @@ def run(
         strikes = Strikes()
         watchers = [display.see, strikes.see]
         if loggers:
-            stack.enter_context(feed)
-            watchers.append(stack.enter_context(EventLog(None, None, [feed.see], reader="loggers")).pass_on)
-        log = stack.enter_context(EventLog(path, on_event, watchers))
+            watchers.append(stack.enter_context(feed).see)
+        if on_event is not None:  # a log of its own, so that a slow callable costs the file nothing
+            watchers.append(stack.enter_context(EventLog(None, on_event)).pass_on)
+        log = stack.enter_context(EventLog(path, None, watchers))
         try:
             results = place.run(launcher, settings, call, log, OutputPrinter(display.aside))
         except SparkElasticError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 
@@ -11,6 +12,8 @@ from spark_elastic.protocol.records import DRIVER_RECORDS, Entry, Record, Unknow
 from spark_elastic.protocol.reports import REPORTS, Metrics
 
 SCHEMA_VERSION = 1
+# How the values that JSON lacks are written.
+_SPELLED = ("NaN", "Infinity", "-Infinity")
 
 
 class _Head(msgspec.Struct, frozen=True):
@@ -35,6 +38,24 @@ def as_event(entry: Entry) -> dict[str, object]:
     """Return the event for ``on_event``, made of plain data only."""
     head = {"version": SCHEMA_VERSION, "time": entry.time}
     return {**head, **_fields_of(entry.record), **({} if entry.run is None else {"run": entry.run})}
+
+
+def as_line(event: Mapping[str, object]) -> str:
+    """Return an event as a line of the log. JSON has no NaN and no infinity: these values become strings, such as ``"NaN"``."""
+    try:
+        return json.dumps(event, default=str, allow_nan=False) + "\n"
+    except ValueError:
+        return json.dumps(_spelled(event), default=str, allow_nan=False) + "\n"
+
+
+def _spelled(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {name: _spelled(entry) for name, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_spelled(entry) for entry in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
 
 
 def _fields_of(record: Record) -> dict[str, object]:
@@ -75,6 +96,10 @@ def _read_record(kind: str, event: Mapping[str, object]) -> Record:
         return msgspec.convert(event, DRIVER_RECORDS[kind])
     if kind in REPORTS:
         told = msgspec.convert(event, _ReportFields)
-        values = {"values": told.values} if REPORTS[kind] is Metrics else told.values
+        values = {"values": _read_values(told.values)} if REPORTS[kind] is Metrics else told.values
         return WorkerReported(told.worker, told.rank, told.generation, msgspec.convert(values, REPORTS[kind]))
     return Unknown(kind, {name: value for name, value in event.items() if name not in _Head.__struct_fields__})
+
+
+def _read_values(values: Mapping[str, object]) -> dict[str, object]:
+    return {name: float(value) if value in _SPELLED else value for name, value in values.items()}

@@ -71,7 +71,7 @@ class Progress(_Report, frozen=True):
 class Metrics(_Report, frozen=True):
     """What a worker passed to ``state.report``.
 
-    values: numbers and strings, by the names that they were given; ``step`` among them is the number of commits
+    values: numbers and strings, also ``"NaN"`` and ``"Infinity"``, by their names; ``step`` among them is the number of commits
     """
 
     values: dict[str, float | int | str]

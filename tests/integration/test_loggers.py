@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 
 import spark_elastic
 from spark_elastic import TrainingFailedError
+from spark_elastic.driver import event_log
 from spark_elastic.loggers import Logger
 from spark_elastic.testing import inject, kill
 
@@ -100,3 +103,19 @@ def test_loggers_hear_why_a_job_failed_and_one_that_cannot_start_keeps_it_from_s
     with pytest.raises(ConnectionError, match="no server"):
         spark_elastic.run(job(3), num_proc=1, max_np=1, local=cluster, loggers=[Unreachable()], on_event=events.append)
     assert not events
+
+
+def test_a_slow_callable_costs_the_file_of_events_and_the_loggers_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_log, "END_SECONDS", 0.2)
+    log, may_go_on = tmp_path / "log.jsonl", threading.Event()
+    try:
+        spark_elastic.run(
+            lambda: None, num_proc=1, max_np=1, local=True, event_log=log, on_event=lambda _: may_go_on.wait(30)
+        )
+    finally:
+        may_go_on.set()
+    events = [json.loads(line)["event"] for line in log.read_text().splitlines()]
+    assert events[-1] == "job_finished"
+    assert "events_dropped" not in events

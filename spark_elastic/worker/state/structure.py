@@ -241,7 +241,7 @@ def remember(objects: Sequence[Stateful]) -> Callable[[], None]:
 
 
 def _forget_unstepped(optimizer: torch.optim.Optimizer) -> None:
-    """Free the state of parameters that an optimizer does not step: ``state_dict()`` fails at those, having no number for them."""
+    """Free the state of parameters that an optimizer does not step: ``state_dict()`` has no number for them, and fails."""
     present = set(stepped(optimizer))
     for parameter in [key for key in optimizer.state if isinstance(key, torch.Tensor) and key not in present]:
         del optimizer.state[parameter]

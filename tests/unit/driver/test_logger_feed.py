@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from threads import find_thread
 
+from spark_elastic.driver import logger_feed
 from spark_elastic.driver.logger_feed import LoggerFeed
 from spark_elastic.loggers import Logger
 from spark_elastic.protocol.records import Entry, JobFinished, JobStarted, WorkerReported, WorldBroken, WorldFormed
@@ -149,22 +151,56 @@ def test_a_logger_that_cannot_start_ends_those_before_it_and_is_the_callers_erro
     assert [first.calls, never.calls] == [[("start", None), ("finish", "ValueError: mine")], []]
 
 
-def test_the_end_does_not_wait_for_a_logger_that_blocks() -> None:
-    inside, go_on = threading.Event(), threading.Event()
+class Blocks(Noted):
+    """Blocks in its first ``log`` until it may go on."""
 
-    class Blocks(Noted):
-        def log(self, step: int, values: Mapping[str, float], seconds: float) -> None:
-            inside.set()
-            go_on.wait()
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside, self.go_on = threading.Event(), threading.Event()
 
+    def log(self, step: int, values: Mapping[str, float], seconds: float) -> None:
+        self.inside.set()
+        assert self.go_on.wait(30)
+        super().log(step, values, seconds)
+
+
+def test_the_end_does_not_wait_for_a_logger_that_blocks_which_ends_once_it_does_not(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(logger_feed, "END_SECONDS", 0.1)
     blocks = Blocks()
     with LoggerFeed([blocks], None) as feed:
-        thread = threading.Thread(target=feed.see, args=(metrics(0, step=1, loss=1.0),))
-        thread.start()
-        inside.wait()
+        feed.see(metrics(0, step=1, loss=1.0))
+        assert blocks.inside.wait(30)
+        thread = find_thread("spark_elastic-loggers")
+        for step in range(2, 50):
+            feed.see(metrics(0, step=step, loss=float(step)))
     assert blocks.calls == [("start", None)]
-    go_on.set()
-    thread.join()
+    assert "loggers have not ended" in caplog.text
+    blocks.go_on.set()
+    thread.join(30)
+    assert [call[1] for call in blocks.calls if call[0] == "log"] == [1, 49], "the last value is not lost"
+    assert blocks.calls[-1] == ("finish", None)
+
+
+def test_a_slow_logger_gets_the_newest_values_and_the_backlog_stays_small(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(logger_feed, "WAITING_LIMIT", 20)
+    blocks = Blocks()
+    with LoggerFeed([blocks], None) as feed:
+        feed.see(metrics(0, step=1, loss=1.0))
+        assert blocks.inside.wait(30)
+        feed.see(metrics(0, step=2, accuracy=0.5))
+        for step in range(3, 500):
+            feed.see(metrics(1, step=step, loss=-1.0))
+            feed.see(metrics(0, step=step, loss=float(step)))
+            assert len(feed._waiting) < 20
+        blocks.go_on.set()
+    logged = [call[1:3] for call in blocks.calls if call[0] == "log"]
+    assert logged[:2] == [(1, {"loss": 1.0}), (2, {"accuracy": 0.5})]
+    assert logged[-1] == (499, {"loss": 499.0})
+    assert caplog.text.count("values are left out") == 1
 
 
 @pytest.mark.parametrize("loggers", ["tensorboard", Noted(), None])
