@@ -131,8 +131,8 @@ class PositionedLoader(Generic[T]):
     ``iter`` starts at row 0, except the first one after ``load_state_dict``.
 
     tracker: knows the number of rows, their order, and which ones are this rank's. identity: identifies what saved positions
-    refer to; "kind", "dataset" and "rows" say which rows, and "order", if given, is ``describe(spec)``. shard: a (rank, size) for
-    use outside a state: yield that rank's part of each batch, without repeated batches.
+    refer to; "kind", "dataset", "content" and "rows" say which rows, and "order", if given, is ``describe(spec)``. shard: a
+    (rank, size) for use outside a state: yield that rank's part of each batch, without repeated batches.
 
     With shards, a batch consists of this rank's rows, which ``model.parts`` cuts. A subclass that sets ``_delivers_parts``
     instead yields a list with one item for each part, in the order of ``Cut.parts``.
@@ -297,9 +297,11 @@ class PositionedLoader(Generic[T]):
         for key, ours in {"shards": self.shards, **self._identity}.items():
             if state.get(key) == ours:
                 continue
+            if key == "content" and key not in state:
+                continue  # an earlier release saved it
             if key == "order" and as_described(self._own_spec, state.get(key)) is not None:
                 continue  # the epoch continues in the order in which it was begun
-            if key in ("kind", "dataset", "rows"):
+            if key in ("kind", "dataset", "content", "rows"):
                 raise DataError(
                     f"the dataset has changed since the state was saved: {key} was {state.get(key)!r}, is {ours!r}"
                 )

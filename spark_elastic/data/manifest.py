@@ -56,12 +56,17 @@ RowGroup.__init__.__doc__ = "Keep the given facts; nothing is read or checked. `
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """Identifies a file's content by its size in bytes and a hash of its footer, which are checked when it is opened."""
+    """Identifies a file's content by its size in bytes and hashes, which are checked when it is opened.
+
+    footer: the hash of the footer, which rows in another order may leave as it is. tail: that of the file's last 64 KiB; empty in
+    manifests of earlier releases.
+    """
 
     path: str
     size: int
     footer: bytes
     root: int = 0
+    tail: bytes = b""
 
 
 @saved_as("spark_elastic.data")
@@ -147,6 +152,12 @@ class Manifest(Sequence[RowGroup]):
             digest.update(repr([(group.root, group.path, group.ordinal) for group in self.row_groups]).encode())
         return digest.hexdigest()
 
+    @functools.cached_property
+    def content(self) -> str:
+        """A hash of the last bytes of every file; empty if they are not known."""
+        tails = [file.tail for file in self.files]
+        return hashlib.blake2b(b"".join(tails), digest_size=16).hexdigest() if all(tails) else ""
+
     def where(self, index: int) -> str:
         """Return a row group's name for messages: its file and its position there."""
         group = self.row_groups[index]
@@ -163,7 +174,9 @@ class Manifest(Sequence[RowGroup]):
         return msgspec.msgpack.encode(
             {
                 "urls": self.urls,
-                "files": [(f.path, f.size, f.footer, f.root, partitions.get((f.root, f.path), ())) for f in self.files],
+                "files": [
+                    (f.path, f.size, f.footer, f.root, partitions.get((f.root, f.path), ()), f.tail) for f in self.files
+                ],
                 "groups": [
                     (place[g.root, g.path], g.ordinal, g.rows, g.compressed_bytes, g.uncompressed_bytes)
                     for g in self.row_groups
@@ -178,8 +191,8 @@ class Manifest(Sequence[RowGroup]):
     def decode(cls, data: bytes) -> Manifest:
         """Rebuild a manifest from ``encode``'s bytes."""
         raw = msgspec.msgpack.decode(data)
-        files = tuple(DataFile(path, size, footer, root) for path, size, footer, root, _ in raw["files"])
-        partitions = [tuple((name, value) for name, value in found) for *_, found in raw["files"]]
+        files = tuple(DataFile(path, size, footer, root, *tail) for path, size, footer, root, _, *tail in raw["files"])
+        partitions = [tuple((name, value) for name, value in entry[4]) for entry in raw["files"]]
         groups = tuple(
             RowGroup(files[file].path, ordinal, rows, packed, plain, partitions[file], files[file].root)
             for file, ordinal, rows, packed, plain in raw["groups"]
@@ -195,11 +208,12 @@ Manifest.__init__.__doc__ = (
 
 @dataclass(frozen=True)
 class Footer:
-    """A file's parsed footer, its hash, and the file's size in bytes."""
+    """A file's parsed footer, its hash, the file's size in bytes, and the hash of the file's last bytes."""
 
     metadata: pq.FileMetaData
     digest: bytes
     size: int
+    tail: bytes
 
 
 def read_manifest(url: Urls, *, storage_options: Mapping[str, object] | None = None, threads: int = 16) -> Manifest:
@@ -228,7 +242,7 @@ def read_manifest(url: Urls, *, storage_options: Mapping[str, object] | None = N
         own_schema = footer.metadata.schema.to_arrow_schema()
         _same_columns(schema, own_schema, names[0], name)
         lengths.enter(footer.metadata, own_schema)
-        files.append(DataFile(path, footer.size, footer.digest, root))
+        files.append(DataFile(path, footer.size, footer.digest, root, footer.tail))
         partition = _partition(path)
         if path != listed[0][1]:
             _same_partitions(schema, _partition(listed[0][1]), partition, names[0], name)
@@ -249,7 +263,7 @@ def read_manifest(url: Urls, *, storage_options: Mapping[str, object] | None = N
 
 
 def read_footer(handle: pa.NativeFile) -> Footer:
-    """Read and hash the footer of an open Parquet file, with a single read of its last 64 KiB if that is enough.
+    """Read and hash the footer and the last 64 KiB of an open Parquet file, with a single read if the footer is no longer.
 
     Raises pyarrow.ArrowInvalid if there is no footer, or it is cut off.
     """
@@ -264,7 +278,11 @@ def read_footer(handle: pa.NativeFile) -> Footer:
         tail = _read_tail(handle, size, length)
     footer = tail[-length:]
     metadata = pq.read_metadata(pa.BufferReader(footer))
-    return Footer(metadata, hashlib.blake2b(footer, digest_size=12).digest(), size)
+    return Footer(metadata, _hash(footer), size, _hash(tail[-_TAIL:]))
+
+
+def _hash(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=12).digest()
 
 
 def _read_tail(handle: pa.NativeFile, size: int, length: int) -> bytes:

@@ -171,6 +171,7 @@ class ParquetLoader(EngineLoader):
         identity = {
             "kind": "parquet",
             "dataset": self.manifest.fingerprint,
+            **({"content": self.manifest.content} if self.manifest.content else {}),
             **({} if ngram is None else {"ngram": ngram.describe()}),
             "filters": row_filter.text if row_filter else "",
             "rows": int(rows.sum()),

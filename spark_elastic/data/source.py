@@ -119,7 +119,7 @@ class Source:
         # Never memory-mapped: a file that is truncated while it is read must raise, not kill the process (SIGBUS).
         handle = location.filesystem.open_input_file(full)
         footer = read_footer(handle)
-        if footer.size != listed.size or footer.digest != listed.footer:
+        if (footer.size, footer.digest) != (listed.size, listed.footer) or listed.tail not in (b"", footer.tail):
             raise DataError(
                 f"{full} has changed since the dataset was listed "
                 f"({footer.size} bytes, then {listed.size}); datasets must not change while they are read"
