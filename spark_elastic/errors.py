@@ -9,6 +9,7 @@
     │   ├── StateLostError           every copy of the committed state is gone
     │   ├── TrainingCheckpointError  a worker met a CheckpointError (or DamagedError), which this is as well
     │   ├── TrainingDataError        a worker met a DataError, which this is as well
+    │   ├── TrainingCodeFailedError  a worker met a TrainingCodeError, which this is as well
     │   └── NotFiniteLossError       a fit's loss is NaN or infinite, and terminateOnNaN says that this ends it
     ├── NotEnoughHostsError          start_timeout or elastic_timeout passed with fewer than min_np workers
     ├── NotInWorldError              rank(), size() … were asked before the first generation
@@ -16,6 +17,7 @@
     ├── CheckpointError              a checkpoint (or saved model) cannot be written, read, or does not fit the job
     │   └── DamagedError             a file of a checkpoint or of a saved model is not what was written
     ├── DataError                    a dataset is broken, changed, or not what the job expects
+    ├── DiscoveryError               host_discovery_script failed at its first run, or printed something else than hosts
     ├── ScriptFailedError            a script of --restart-on-change has failed too often; reaches the user as TrainingFailedError
     └── JobCancelledError            Spark or the user ended the job from outside
 
@@ -37,6 +39,7 @@ __all__ = [
     "CheckpointError",
     "DamagedError",
     "DataError",
+    "DiscoveryError",
     "HostsUpdatedInterrupt",
     "JobCancelledError",
     "NotEnoughHostsError",
@@ -171,6 +174,14 @@ class DataError(SparkElasticError):
     """A dataset is damaged, changed while it was being read, or lacks what was requested from it."""
 
 
+class DiscoveryError(SparkElasticError):
+    """The host discovery script failed, or printed something that is not a list of hosts."""
+
+
+class TrainingCodeFailedError(TrainingFailedError, TrainingCodeError):
+    """The job failed because its training function would silently train wrongly. The message has the line to write instead."""
+
+
 class TrainingCheckpointError(TrainingFailedError, CheckpointError):
     """The job failed because a worker could not use its checkpoint."""
 
@@ -190,6 +201,7 @@ FAILED_BY: Mapping[str, type[TrainingFailedError]] = {
     DataError.__name__: TrainingDataError,
     NotFiniteLossError.__name__: NotFiniteLossError,
     RanksDifferError.__name__: RanksDifferError,
+    TrainingCodeError.__name__: TrainingCodeFailedError,
 }
 
 

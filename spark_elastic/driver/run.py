@@ -156,6 +156,8 @@ def run(
         TrainingFailedError: the job failed. The error holds the rank, host and traceback of every failing worker.
         NotEnoughHostsError: a timeout passed with fewer than ``min_np`` workers.
         ResetLimitExceededError: failures caused more resets than ``reset_limit`` allows.
+        TrainingCodeError: a mistake was found in ``fn``; this error is a ``TrainingFailedError`` as well.
+        DiscoveryError: ``host_discovery_script`` failed at its first run.
         CheckpointError: ``checkpoint`` cannot be written, or does not fit the state.
         SparkElasticError: a result of ``fn`` cannot be unpickled here, or the session has been stopped.
         ValueError, TypeError: an argument is wrong. Nothing was started.
