@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from spark_elastic.errors import CheckpointError as CheckpointError
     from spark_elastic.errors import DamagedError as DamagedError
     from spark_elastic.errors import DataError as DataError
+    from spark_elastic.errors import DiscoveryError as DiscoveryError
     from spark_elastic.errors import HostsUpdatedInterrupt as HostsUpdatedInterrupt
     from spark_elastic.errors import JobCancelledError as JobCancelledError
     from spark_elastic.errors import NotEnoughHostsError as NotEnoughHostsError
@@ -68,6 +69,7 @@ _MODULES = {
         "CheckpointError",
         "DamagedError",
         "DataError",
+        "DiscoveryError",
         "HostsUpdatedInterrupt",
         "JobCancelledError",
         "NotEnoughHostsError",

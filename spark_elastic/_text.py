@@ -1,6 +1,17 @@
-"""Makes any text safe to send and store."""
+"""Makes any text safe to send, to store and to show."""
 
 from __future__ import annotations
+
+import os
+import re
+from urllib.parse import unquote
+
+# What comes before the host in a URL: all up to the last @ ahead of the path. If there is none, a colon that does not begin a
+# port begins a secret with a slash in it, which goes up to the last @ of all.
+_USERINFO = re.compile(r"(?<=://)(?:[^/?]*@|[^/?@:]*:(?!\d+(?:[/?]|$))(?:[^?]*|.*)@)")
+_PARAMETER = re.compile(r"(?<![^&])([^=&]*)=([^&]*)")
+# The parameters in a URL's query whose values are shown. Those of all others may be secrets.
+_OPEN_PARAMETERS = {"endpoint_override", "region", "scheme"}
 
 
 def as_utf8(text: str) -> str:
@@ -14,3 +25,29 @@ def shortened(text: str, most: int) -> str:
         return text
     half = most // 2
     return f"{text[:half]}\n[… {len(text) - 2 * half:,} characters are left out …]\n{text[-half:]}"
+
+
+def shown(url: str | os.PathLike[str]) -> str:
+    """Return a URL for messages, without the keys and secrets that it may hold. Local paths stay as they are."""
+    address, mark, query = _USERINFO.sub("…@", os.fspath(url)).partition("?")
+    return address + mark + (_PARAMETER.sub(_masked, query) if "://" in address else query)
+
+
+def without_secrets(text: object, url: str | os.PathLike[str]) -> str:
+    """Return what a library says of a URL, without what ``shown`` leaves out: libraries repeat URLs, and parts of them."""
+    full, told = os.fspath(url), str(text)
+    masks = {full: shown(full)}
+    for userinfo in _USERINFO.findall(full):
+        masks[userinfo] = "…@"
+        if ":" in userinfo:  # a library may take what is before the first slash for the host
+            masks[userinfo.rstrip("@").partition("/")[0]] = "…"
+    if "://" in full:
+        query = _USERINFO.sub("", full).partition("?")[2]
+        masks.update({found[0]: _masked(found) for found in _PARAMETER.finditer(query)})
+    for secret, mask in masks.items():
+        told = told.replace(secret, mask).replace(unquote(secret), mask)
+    return told
+
+
+def _masked(parameter: re.Match[str]) -> str:
+    return parameter[0] if parameter[1].lower() in _OPEN_PARAMETERS else f"{parameter[1]}=…"

@@ -10,15 +10,16 @@
     │   ├── TrainingCheckpointError  a worker met a CheckpointError, which this is as well
     │   │   └── TrainingDamagedError a worker met a DamagedError, which this is as well
     │   ├── TrainingDataError        a worker met a DataError, which this is as well
+    │   ├── TrainingCodeFailedError  a worker met a TrainingCodeError, which this is as well
     │   └── NotFiniteLossError       a fit's loss is NaN or infinite, and terminateOnNaN says that this ends it
     ├── NotEnoughHostsError          start_timeout or elastic_timeout passed with fewer than min_np workers
     ├── NotInWorldError              rank(), size() … were asked before the first generation
-    ├── TrainingCodeError            the training function would train wrongly; run() raises TrainingFailedError with its message
+    ├── TrainingCodeError            the training function would train wrongly
     ├── CheckpointError              a checkpoint (or saved model) cannot be written, read, or does not fit the job
     │   └── DamagedError             a file of a checkpoint or of a saved model is not what was written
     ├── DataError                    a dataset is broken, changed, or not what the job expects
+    ├── DiscoveryError               host_discovery_script is missing, failed at its first run, or printed no hosts
     ├── ScriptFailedError            a script of --restart-on-change has failed too often; reaches the user as TrainingFailedError
-    ├── DiscoveryError               of driver/discovery.py: host_discovery_script is missing, or its first run has failed
     └── JobCancelledError            the job was ended from outside: its session stopped, or its Spark jobs were cancelled
 
     WorldChanged(Exception)          raised in user code; caught by @elastic
@@ -39,6 +40,7 @@ __all__ = [
     "CheckpointError",
     "DamagedError",
     "DataError",
+    "DiscoveryError",
     "HostsUpdatedInterrupt",
     "JobCancelledError",
     "NotEnoughHostsError",
@@ -158,7 +160,7 @@ class NotInWorldError(SparkElasticError):
 class TrainingCodeError(SparkElasticError):
     """The training function would silently train wrongly. The message has the line to write instead.
 
-    If a worker raises this error, ``run`` raises a ``TrainingFailedError`` whose failures have the message.
+    If a worker raises this error, ``run`` raises one that is a ``TrainingFailedError`` as well.
     """
 
     is_final = True
@@ -174,6 +176,14 @@ class DamagedError(CheckpointError):
 
 class DataError(SparkElasticError):
     """A dataset is damaged, changed while it was being read, or lacks what was requested from it."""
+
+
+class DiscoveryError(SparkElasticError):
+    """The host discovery script failed, or printed something that is not a list of hosts."""
+
+
+class TrainingCodeFailedError(TrainingFailedError, TrainingCodeError):
+    """The job failed because its training function would silently train wrongly. The message has the line to write instead."""
 
 
 class TrainingCheckpointError(TrainingFailedError, CheckpointError):
@@ -195,6 +205,7 @@ FAILED_BY: Mapping[str, type[TrainingFailedError]] = {
     DataError.__name__: TrainingDataError,
     NotFiniteLossError.__name__: NotFiniteLossError,
     RanksDifferError.__name__: RanksDifferError,
+    TrainingCodeError.__name__: TrainingCodeFailedError,
 }
 
 

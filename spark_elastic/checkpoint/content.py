@@ -163,13 +163,13 @@ class _Reader:
                 objects: list[object] = _saved_names.loads(packed)
             except (ImportError, AttributeError) as error:
                 raise CheckpointError(
-                    f"the objects of checkpoint {self.name} of {self.directory.url} need code that is not here: {error}. Make "
+                    f"the objects of checkpoint {self.name} of {self.directory.name} need code that is not here: {error}. Make "
                     "it importable on the workers, or give another checkpoint= to start over"
                 ) from error
             except (TypeError, ValueError) as error:
                 # The bytes are those that were written: ``_bytes`` has compared their digest.
                 raise CheckpointError(
-                    f"the objects of checkpoint {self.name} of {self.directory.url} do not fit the classes here: "
+                    f"the objects of checkpoint {self.name} of {self.directory.name} do not fit the classes here: "
                     f"{type(error).__name__}: {error}. Restore the classes, or give another checkpoint= to start over"
                 ) from error
             return objects
@@ -182,7 +182,9 @@ def _checked(
     try:
         yield from room
     except ValueError as error:
-        raise DamagedError(f"checkpoint {name} of {directory.url} is damaged: the header of {file}: {error}") from error
+        raise DamagedError(
+            f"checkpoint {name} of {directory.name} is damaged: the header of {file}: {error}"
+        ) from error
 
 
 def _is_name(name: object) -> bool:
@@ -214,5 +216,5 @@ def _damage(directory: CheckpointDirectory, name: CheckpointName, file: str = "i
         raise
     except Exception as error:
         raise DamagedError(
-            f"checkpoint {name} of {directory.url} is damaged: {file} cannot be read: {type(error).__name__}: {error}"
+            f"checkpoint {name} of {directory.name} is damaged: {file} cannot be read: {type(error).__name__}: {error}"
         ) from error

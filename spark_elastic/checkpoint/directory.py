@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
+from spark_elastic._text import shown, without_secrets
 from spark_elastic.checkpoint.best import Metric, Score, best_first
 from spark_elastic.checkpoint.naming import (
     KEPT,
@@ -95,6 +96,7 @@ class CheckpointDirectory:
 
     def __init__(self, url: str, storage_options: Mapping[str, object] | None = None) -> None:
         self.url = url
+        self.name = shown(url)  # for messages
         try:
             from spark_elastic.data.filesystem import locate
 
@@ -102,7 +104,7 @@ class CheckpointDirectory:
         except ImportError as error:
             raise CheckpointError(f"checkpoints need pyarrow (pip install 'spark-elastic[data]'): {error}") from error
         except DataError as error:
-            raise CheckpointError(f"checkpoint={url!r} cannot be opened: {error}") from error
+            raise CheckpointError(f"checkpoint={self.name!r} cannot be opened: {error}") from error
         self._files = self._location.filesystem
         # Whether this object has seen the claim of its run there.
         self._has_shown_claim = False
@@ -120,7 +122,7 @@ class CheckpointDirectory:
         try:
             entries = list_below(self._files, self._location.root, recursive=True)
         except NotADirectoryError as error:
-            raise CheckpointError(f"{self.url} is a file, and checkpoints are in a folder") from error
+            raise CheckpointError(f"{self.name} is a file, and checkpoints are in a folder") from error
         paths = (_path_of(entry).strip("/") for entry in entries if entry.type == FileType.File)
         return read_listing(path.removeprefix(root).strip("/") for path in paths)
 
@@ -153,7 +155,7 @@ class CheckpointDirectory:
                 return mine.attempt
             self._delete(str(mine))
         raise CheckpointError(
-            f"{self.url} does not list files that were just written there; checkpoint= needs a store that does"
+            f"{self.name} does not list files that were just written there; checkpoint= needs a store that does"
         )
 
     def check_claim(self, attempt: int) -> Listing:
@@ -166,17 +168,17 @@ class CheckpointDirectory:
         newest = max((claim.attempt for claim in listing.claims), default=0)
         if newest > attempt:
             raise SupersededError(
-                f"a later run (attempt {newest}) has claimed {self.url}; this one (attempt {attempt}) writes no more "
+                f"a later run (attempt {newest}) has claimed {self.name}; this one (attempt {attempt}) writes no more "
                 "checkpoints there"
             )
         if newest < attempt and self._has_shown_claim:
             raise RemovedError(
-                f"{self.url} has lost this run's claim: the directory was removed while the job ran, or something else took its "
+                f"{self.name} has lost this run's claim: the directory was removed while the job ran, or something else took its "
                 "place"
             )
         if newest < attempt:
             raise CheckpointError(
-                f"on this machine {self.url} does not show the claim that the driver has written there; checkpoint= has to name "
+                f"on this machine {self.name} does not show the claim that the driver has written there; checkpoint= has to name "
                 "a place that all machines share"
             )
         self._has_shown_claim = True
@@ -242,7 +244,7 @@ class CheckpointDirectory:
                     found[name] = msgspec.convert(load_json(stream.read(MOST_MANIFEST_BYTES)), Score)
             except (_NotAFile, msgspec.MsgspecError, ValueError, RecursionError) as error:
                 logger.warning(
-                    "%s of checkpoint %s of %s is damaged and does not count: %s", SCORE, name, self.url, error
+                    "%s of checkpoint %s of %s is damaged and does not count: %s", SCORE, name, self.name, error
                 )
         return found
 
@@ -264,7 +266,7 @@ class CheckpointDirectory:
             version = msgspec.convert(content, _AnyManifest).version
             if version > VERSION_OF_PARTS:
                 raise CheckpointError(
-                    f"checkpoint {name} of {self.url} has format {version}, and this release of spark_elastic reads formats 1 "
+                    f"checkpoint {name} of {self.name} has format {version}, and this release of spark_elastic reads formats 1 "
                     f"to {VERSION_OF_PARTS}: a later release wrote it. Use that release, or give another checkpoint= to start "
                     "over"
                 )
@@ -317,7 +319,7 @@ class CheckpointDirectory:
         return bytes(content)
 
     def _damaged(self, name: CheckpointName, how: str) -> DamagedError:
-        return DamagedError(f"checkpoint {name} of {self.url} is damaged: {how}")
+        return DamagedError(f"checkpoint {name} of {self.name} is damaged: {without_secrets(how, self.url)}")
 
     def _check_file(self, name: CheckpointName, file: str, size: int | None = None) -> None:
         """Raise ``_NotAFile`` unless this is a regular file (a pipe would never end) of the length that was written."""

@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from spark_elastic._text import shown
 from spark_elastic.checkpoint.best import Metric, best_first
 from spark_elastic.checkpoint.content import SavedState, decode
 from spark_elastic.checkpoint.directory import CheckpointDirectory
@@ -46,12 +47,12 @@ def load_checkpoint(
         raise TypeError(f"url must be the folder that run(checkpoint=) was given, not {url!r}")
     directory, only = open_checkpoints(os.fspath(url), storage_options)
     if best and only is not None:
-        raise ValueError(f"best=True chooses among the checkpoints of a folder, and {os.fspath(url)} is one checkpoint")
+        raise ValueError(f"best=True chooses among the checkpoints of a folder, and {shown(url)} is one checkpoint")
     load = load_best if best else functools.partial(load_newest, only=only)
     saved = load(directory, lambda name: decode(directory, name, unpickle=False))
     if saved is None:
         how = " with a score; run(checkpoint_best=) keeps one" if best else ""
-        raise CheckpointError(f"{directory.url} holds no complete checkpoint{how}")
+        raise CheckpointError(f"{directory.name} holds no complete checkpoint{how}")
     return plain_objects(saved)
 
 
@@ -105,14 +106,14 @@ def load_model(
     models = [each for each, value in objects.items() if hasattr(value, "_metadata")]
     if name not in models:
         found = f"only {', '.join(map(repr, models))}" if models else "none"
-        raise CheckpointError(f"{os.fspath(url)} has no model named {name!r}, {found}")
+        raise CheckpointError(f"{shown(url)} has no model named {name!r}, {found}")
     plain = getattr(module, "_orig_mod", module)  # the module inside torch.compile's wrapper
     if type(plain).__name__ == "DistributedDataParallel":
         plain = plain.module
     try:
         plain.load_state_dict(objects[name])
     except RuntimeError as error:
-        raise CheckpointError(f"the model {name!r} of {os.fspath(url)} does not fit the module: {error}") from error
+        raise CheckpointError(f"the model {name!r} of {shown(url)} does not fit the module: {error}") from error
     return module
 
 
@@ -158,7 +159,7 @@ def _load_first(
             reason = str(error)
     if names:
         raise DamagedError(
-            f"all {len(names)} checkpoints of {directory.url} are damaged; remove them to start over. The last tried: {reason}"
+            f"all {len(names)} checkpoints of {directory.name} are damaged; remove them to start over. The last tried: {reason}"
         )
     return None
 

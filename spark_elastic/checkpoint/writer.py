@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from spark_elastic._text import as_utf8
+from spark_elastic._text import as_utf8, shown, without_secrets
 from spark_elastic.checkpoint.best import BestKept, Metric, Score
 from spark_elastic.checkpoint.content import SavedState, decode, encode, encode_joined
 from spark_elastic.checkpoint.directory import VERSION_OF_PARTS, CheckpointDirectory, RemovedError, SupersededError
@@ -74,6 +74,7 @@ class CheckpointWriter:
     ) -> None:
         self.attempt = plan.attempt
         self._url = plan.url
+        self._name = shown(plan.url)  # for messages
         self._storage_options = plan.storage_options
         self._interval = plan.interval
         self._keep = plan.keep
@@ -117,7 +118,12 @@ class CheckpointWriter:
             try:
                 return self._restore(device)
             except OSError as error:
-                logger.warning("%s cannot be read, and is tried again in %g s: %s", self._directory.url, pause, error)
+                logger.warning(
+                    "%s cannot be read, and is tried again in %g s: %s",
+                    self._directory.name,
+                    pause,
+                    self._told(error),
+                )
                 time.sleep(pause)
         return self._restore(device)
 
@@ -216,7 +222,7 @@ class CheckpointWriter:
             is_worth_it = self._best.takes(name, value)
         except Exception as error:
             text = "the scores in %s could not be read; %s=%s is not compared: %s"
-            logger.warning(text, self._url, self._best.metric.name, value, error)
+            logger.warning(text, self._name, self._best.metric.name, value, self._told(error))
             return
         if self._superseded or not is_worth_it:
             return
@@ -248,12 +254,12 @@ class CheckpointWriter:
                 if self._durable_steps is not None
                 else "finds none of this run"
             )
-            logger.warning("the job's last commit could not be written to %s; the next run %s", self._url, then)
+            logger.warning("the job's last commit could not be written to %s; the next run %s", self._name, then)
         if self._best is not None and self._best.are_none and not is_over():
             text = (
                 "no checkpoint of %s is kept as the best: rank 0 gave state.report no finite %s that could be compared"
             )
-            logger.warning(text, self._url, self._best.metric.name)
+            logger.warning(text, self._name, self._best.metric.name)
 
     def wait(self, is_over: Callable[[], bool]) -> None:
         """Wait until no write is in progress, or ``is_over()``, or no piece has been written for ``STALL_SECONDS``."""
@@ -307,7 +313,7 @@ class CheckpointWriter:
                 self._durable_steps = None
             self._failures += 1
             self._due_at = min(self._due_at, time.monotonic() + 2.0 ** (self._failures - 1))
-            text = f"{type(error).__name__}: {error}"
+            text = f"{type(error).__name__}: {self._told(error)}"
             logger.warning(
                 "checkpoint %s could not be written; training continues, and the next commits try again: %s", name, text
             )
@@ -375,7 +381,7 @@ class CheckpointWriter:
         except Exception as error:
             assert self._best is not None
             self._best.forget()
-            self._cannot_keep(name, score.value, str(error))
+            self._cannot_keep(name, score.value, self._told(error))
             return
         self._prune()
 
@@ -389,8 +395,13 @@ class CheckpointWriter:
             self._directory.prune(self.attempt, self._damaged, self._keep, self.metric)
         except Exception as error:
             logger.warning(
-                "old checkpoints of %s could not be removed; the next write tries again: %s", self._url, error
+                "old checkpoints of %s could not be removed; the next write tries again: %s",
+                self._name,
+                self._told(error),
             )
+
+    def _told(self, error: Exception) -> str:
+        return without_secrets(error, self._url)
 
     def _progress(self) -> None:
         self._pieces += 1

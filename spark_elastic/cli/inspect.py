@@ -9,6 +9,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
+from spark_elastic._text import shown
 from spark_elastic.errors import CheckpointError
 
 # The readers of datasets and checkpoints import pyarrow and torch, for which other commands need not wait.
@@ -57,7 +58,9 @@ def inspect(options: argparse.Namespace) -> int:
         return 0
     low, middle, high = facts["rows_per_group"]
     small, usual, big = facts["bytes_per_group"]
-    print(f"{options.dataset}: {facts['files']:,} files, {facts['row_groups']:,} row groups, {facts['rows']:,} rows")
+    print(
+        f"{shown(options.dataset)}: {facts['files']:,} files, {facts['row_groups']:,} row groups, {facts['rows']:,} rows"
+    )
     print(f"  {size(facts['stored_bytes'])} stored, {size(facts['bytes'])} uncompressed")
     print(f"  rows in a group: {low:,} to {high:,}, median {middle:,}")
     print(f"  bytes in a group: {size(small)} to {size(big)}, median {size(usual)}")
@@ -89,7 +92,7 @@ def inspect_checkpoint(options: argparse.Namespace) -> int:
     scores = directory.scores(listing.scored)
     saved = load_newest(directory, lambda name: decode(directory, name, unpickle=False), only=only)
     if saved is None:
-        raise CheckpointError(f"{options.dataset} holds no complete checkpoint")
+        raise CheckpointError(f"{shown(options.dataset)} holds no complete checkpoint")
     objects = plain_objects(saved)
     checkpoints = [_described(name, scores.get(name)) for name in listing.newest_first]
     facts = {
@@ -103,7 +106,7 @@ def inspect_checkpoint(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(facts))
         return 0
-    print(f"{options.dataset}: {counted(len(listing.complete), 'checkpoint')}")
+    print(f"{shown(options.dataset)}: {counted(len(listing.complete), 'checkpoint')}")
     for found in checkpoints:
         print("  " + found["name"] + (f", {found['metric']} {found['value']:g}" if "metric" in found else ""))
     print(f"{saved.name}, {counted(saved.steps, 'step')}, {counted(saved.size, 'worker')}: sha256 {facts['sha256']}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
 
 from spark_elastic.task.leave import LeaveCommand
@@ -42,11 +43,13 @@ def leave(options: argparse.Namespace) -> int:
     """Ask workers to leave, wait, and print the outcome. Return 1 if one has not left in time."""
     if not options.grace > 0:
         raise ValueError(f"--grace must be a number of seconds above 0, not {options.grace:g}")
+    if not 0 <= options.hold < math.inf:
+        raise ValueError(f"--hold must be a number of seconds from 0 on, not {options.hold:g}")
     began = time.monotonic()
     with LeaveCommand() as command:
         is_done = command.wait(options.grace)
         took = time.monotonic() - began
-        time.sleep(max(options.hold, 0.0))
+        time.sleep(options.hold)
     if options.json:
         print(json.dumps({"tasks": command.asked, "left": command.left, "seconds": round(took, 3)}))
         return 0 if is_done else 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import urllib.parse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.fs as pafs
 
+from spark_elastic._text import shown as shown
+from spark_elastic._text import without_secrets
 from spark_elastic.errors import DataError
 
 Urls = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]  # of one dataset
@@ -36,6 +37,19 @@ class Location:
     filesystem: pafs.FileSystem
     root: str
     local: bool
+
+    @property
+    def name(self) -> str:
+        """The root for messages: some drivers keep the secrets of a URL in their paths."""
+        return shown(self._url).removeprefix("://")
+
+    def say(self, failure: Exception) -> str:
+        """Return an error of the file system for messages, without secrets."""
+        return f"{type(failure).__name__}: {without_secrets(failure, self._url)}"
+
+    @property
+    def _url(self) -> str:
+        return self.root if self.local or "://" in self.root else f"://{self.root}"
 
     def join(self, relative: str) -> str:
         """Return the full path of a file of the dataset; an empty relative path is the root itself."""
@@ -92,9 +106,9 @@ def locate(url: str | os.PathLike[str], storage_options: Mapping[str, object] | 
     except ImportError as missing:
         if scheme in _NATIVE:
             return _native(text, scheme, options)
-        raise DataError(f"{shown(text)} cannot be opened: {missing}") from missing
+        raise DataError(f"{shown(text)} cannot be opened: {without_secrets(missing, text)}") from missing
     except (ValueError, TypeError, OSError) as failure:
-        raise DataError(f"{shown(text)} cannot be opened: {_reason(failure, scheme)}") from failure
+        raise DataError(f"{shown(text)} cannot be opened: {_reason(failure, text)}") from failure
     # libhdfs reports every failure as a file that does not exist.
     if scheme == "hdfs" and not filesystem.exists("/"):
         raise DataError(f"{shown(text)} cannot be opened: no name node answers there")
@@ -113,17 +127,13 @@ def _native(text: str, scheme: str, options: dict[str, object]) -> Location:
         filesystem, root = pafs.FileSystem.from_uri(f"{name}://{rest}")
         return Location(filesystem, root, False)
     except (pa.ArrowException, OSError, ValueError, TypeError, ImportError) as failure:
-        raise DataError(f"{shown(text)} cannot be opened by pyarrow: {_reason(failure, scheme)}") from failure
+        raise DataError(f"{shown(text)} cannot be opened by pyarrow: {_reason(failure, text)}") from failure
 
 
-def _reason(failure: Exception, scheme: str) -> str:
+def _reason(failure: Exception, url: str) -> str:
     """Return the first line of an error (libhdfs lists a hundred paths that it has searched), and what to do about it."""
-    return (str(failure).splitlines() or [type(failure).__name__])[0] + _HINTS.get(scheme, "")
-
-
-def shown(url: str | os.PathLike[str]) -> str:
-    """Return a URL for messages, without the key and secret that it may hold."""
-    return re.sub(r"://[^/@]*@", "://…@", os.fspath(url))
+    lines = str(failure).splitlines() or [type(failure).__name__]
+    return without_secrets(lines[0], url) + _HINTS.get(url.split("://")[0], "")
 
 
 def forget_listings(filesystem: pafs.FileSystem) -> None:
@@ -207,7 +217,7 @@ def list_files(location: Location) -> list[tuple[str, int | None]]:
     try:
         info = location.filesystem.get_file_info(location.root)
         if info.type == pafs.FileType.NotFound:
-            raise DataError(f"{location.root} does not exist")
+            raise DataError(f"{location.name} does not exist")
         if info.type == pafs.FileType.File:
             return [("", info.mtime_ns)]
         found = list_below(location.filesystem, location.root, recursive=True)
@@ -215,7 +225,7 @@ def list_files(location: Location) -> list[tuple[str, int | None]]:
         raise
     # Drivers of object stores raise their own errors for credentials, options and time-outs.
     except Exception as failure:
-        raise DataError(f"{location.root} cannot be listed: {type(failure).__name__}: {failure}") from failure
+        raise DataError(f"{location.name} cannot be listed: {location.say(failure)}") from failure
     prefix = location.root.rstrip("/") + "/"
     files = []
     for entry in found:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from spark_elastic._text import shown, without_secrets
 from spark_elastic.errors import DataError
 
 INSTALL = "pip install 'spark-elastic[petastorm]' in an environment of its own (it needs pyarrow<15 and numpy<2)"
@@ -278,7 +279,9 @@ def open_reader(
             )
         except Exception as failure:
             _abandon(pool)
-            raise DataError(f"{url}: Petastorm's workers did not start: {failure}") from failure
+            raise DataError(
+                f"{shown(url)}: Petastorm's workers did not start: {without_secrets(failure, url)}"
+            ) from failure
 
 
 def reads(kind: pa.DataType) -> bool:

@@ -10,16 +10,12 @@ import subprocess
 import threading
 from collections.abc import Callable, Mapping
 
-from spark_elastic.errors import SparkElasticError
+from spark_elastic.errors import DiscoveryError
 
 logger = logging.getLogger("spark_elastic")
 
 POLL_SECONDS = 1.0
 SCRIPT_SECONDS = 30.0
-
-
-class DiscoveryError(SparkElasticError):
-    """The host discovery script failed, or printed something that is not a list of hosts."""
 
 
 def parse_hosts(text: str) -> dict[str, int | None]:

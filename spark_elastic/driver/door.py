@@ -9,6 +9,7 @@ other connections wait.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import socket
 import ssl
@@ -25,6 +26,8 @@ from spark_elastic.protocol.credentials import Credentials
 logger = logging.getLogger("spark_elastic")
 
 T = TypeVar("T")
+# The errors of an address that is none of this machine. Only Spark's setting names such a one.
+_OF_ADDRESSES = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
 Accepted = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[object, object, None]]
 
 
@@ -219,7 +222,11 @@ def listen(address: str, port: int) -> socket.socket:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=1024)
     except OSError as error:
+        # An errno below zero is that of a name that does not resolve.
+        is_address = (error.errno or 0) < 0 or error.errno in _OF_ADDRESSES
+        remedy = (
+            "set spark.driver.bindAddress to an address of this machine" if is_address else "choose another driver_port"
+        )
         raise SparkElasticError(
-            f"the driver cannot listen on {host or 'any address'} (spark.driver.bindAddress), port {port or 'any'} "
-            f"(driver_port): {error}"
+            f"the driver cannot listen on {host or 'any address'}, port {port or 'any'}: {error}; {remedy}"
         ) from error

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 import cloudpickle
 import msgspec
 
+from spark_elastic._text import shown, without_secrets
 from spark_elastic.checkpoint.best import Metric
 from spark_elastic.checkpoint.directory import CheckpointDirectory
 from spark_elastic.checkpoint.naming import KEPT
@@ -31,9 +32,9 @@ SIGNAL_SECONDS = 0.2
 class CheckpointWish:
     """The user's arguments for a durable checkpoint."""
 
-    url: str
+    url: str = field(repr=False)  # it and the options may hold secrets
     interval: float
-    storage_options: Mapping[str, object] | None = None
+    storage_options: Mapping[str, object] | None = field(default=None, repr=False)
     keep: int = KEPT
     best: Metric | None = None
 
@@ -58,7 +59,7 @@ class CheckpointWish:
             raise
         except Exception as error:
             raise CheckpointError(
-                f"checkpoint={self.url!r} cannot be written: {type(error).__name__}: {error}"
+                f"checkpoint={shown(self.url)!r} cannot be written: {type(error).__name__}: {without_secrets(error, self.url)}"
             ) from error
 
 

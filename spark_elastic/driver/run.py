@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import inspect
 import logging
 import numbers
 import os
 import pickle
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from spark_elastic._integers import whole_number
@@ -154,13 +155,13 @@ def run(
             be faster, on CPUs and with loaders of ``global_batch_size=``, as ``adaptiveNp`` of estimators does.
 
     Raises:
-        TrainingFailedError: the job failed, also by a ``TrainingCodeError`` in a worker. The error holds the rank, host and
-            traceback of the newest 32 workers that failed.
+        TrainingFailedError: the job failed. The error holds the rank, host and traceback of the newest 32 workers that failed.
         NotEnoughHostsError: a timeout passed with fewer than ``min_np`` workers.
         ResetLimitExceededError: failures caused more resets than ``reset_limit`` allows.
+        TrainingCodeError: a mistake was found in ``fn``; this error is a ``TrainingFailedError`` as well.
+        DiscoveryError: ``host_discovery_script`` is missing, or failed at its first run.
         CheckpointError: ``checkpoint`` cannot be written, or does not fit the state.
-        SparkElasticError: a result of ``fn`` cannot be unpickled here, ``host_discovery_script`` is missing or its first run
-            fails, or the session has been stopped.
+        SparkElasticError: a result of ``fn`` cannot be unpickled here, or the session has been stopped.
         ValueError, TypeError: an argument is wrong. Nothing was started.
 
     A worker's pickled result may have 2 GiB at most. The call blocks until the job ends; Ctrl-C ends it and raises
@@ -188,9 +189,7 @@ def run(
         raise ValueError(f"driver must be one of {', '.join(repr(place) for place in DRIVERS)}, not {driver!r}")
     launcher = _choose_launcher(spark, local, None if resources is None else TaskResources.of(resources))
     wish = _check_checkpoint(checkpoint, checkpoint_interval, checkpoint_keep, checkpoint_best, storage_options)
-    if event_log is not None and (not isinstance(event_log, (str, os.PathLike)) or not os.fspath(event_log)):
-        raise ValueError(f"event_log must be the path of a file, not {event_log!r}")
-    path = None if event_log is None else os.path.expanduser(os.fspath(event_log))
+    path = None if event_log is None else _log_path(event_log)
     feed = LoggerFeed(loggers, None if wish is None else wish.url)
     settings = JobSettings(
         start_timeout=start_timeout,
@@ -224,7 +223,9 @@ def run(
             watchers.append(stack.enter_context(feed).see)
         if on_event is not None:  # a log of its own, so that a slow callable costs the file nothing
             watchers.append(stack.enter_context(EventLog(None, on_event)).pass_on)
-        log = stack.enter_context(EventLog(path, None, watchers))
+        with _log_is_written(event_log):
+            opened = EventLog(path, None, watchers)
+        log = stack.enter_context(opened)
         try:
             results = place.run(launcher, settings, call, log, OutputPrinter(display.aside))
         except SparkElasticError as error:
@@ -313,6 +314,34 @@ def _check_checkpoint(
     if "://" not in url and "::" not in url:
         url = os.path.abspath(os.path.expanduser(url))  # workers have working directories of their own
     return CheckpointWish(url, float(interval), storage_options, keep, metric)
+
+
+def _log_path(event_log: str | os.PathLike[str]) -> str:
+    """Return the path of the log. Raises ValueError, and makes no file, if it cannot be written."""
+    if not isinstance(event_log, (str, os.PathLike)) or not os.fspath(event_log):
+        raise ValueError(f"event_log must be the path of a file, not {event_log!r}")
+    path = os.path.expanduser(os.fspath(event_log))
+    with _log_is_written(event_log):
+        if os.path.isdir(path):
+            raise IsADirectoryError(errno.EISDIR, "it is a directory; give the path of a file")
+        if os.path.isfile(path):
+            open(path, "a+").close()  # what was written before is looked at, too
+        elif not os.path.exists(path):
+            folder = os.path.dirname(path) or os.curdir
+            if not os.path.isdir(folder):
+                raise FileNotFoundError(errno.ENOENT, f"there is no folder {folder}; create it")
+            if not os.access(folder, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, f"the folder {folder} is not writable")
+    return path
+
+
+@contextmanager
+def _log_is_written(event_log: object) -> Iterator[None]:
+    """Turn the errors of a file into a ValueError that names the argument."""
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(f"event_log={str(event_log)!r} cannot be written: {error.strerror}") from error
 
 
 def _metric_named(best: str) -> Metric:

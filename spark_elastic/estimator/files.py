@@ -10,6 +10,7 @@ from typing import Protocol
 
 from pyarrow.fs import FileInfo, FileType
 
+from spark_elastic._text import shown
 from spark_elastic.data.filesystem import forget_listings, list_below, locate
 
 PIECE_BYTES = 4 * 2**20
@@ -107,7 +108,7 @@ class ArrowFiles:
         return self._files.get_file_info(self._path(url))
 
     def _path(self, url: str) -> str:
-        assert url.startswith(self._url), f"{url} is not below {self._url}"
+        assert url.startswith(self._url), f"{shown(url)} is not below {shown(self._url)}"
         return self._location.join(url.removeprefix(self._url).strip("/"))
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING
 
+from spark_elastic._text import shown, without_secrets
+
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaObject
 
@@ -17,7 +19,7 @@ class HadoopFiles:
 
         context = SparkContext._active_spark_context
         if context is None or context._jvm is None:
-            raise RuntimeError(f"{url}: there is no SparkSession; create one first")
+            raise RuntimeError(f"{shown(url)}: there is no SparkSession; create one first")
         self._jvm = context._jvm
         with _as_os_errors(url):
             self._fs = self._path(url).getFileSystem(context._jsc.hadoopConfiguration())
@@ -46,7 +48,7 @@ class HadoopFiles:
             finally:
                 stream.close()
             if not self._fs.rename(self._path(partial), self._path(url)):
-                raise OSError(f"{partial} could not be renamed to {url}")
+                raise OSError(f"{shown(partial)} could not be renamed to {shown(url)}")
 
     def names(self, url: str) -> list[str]:
         """List the names in a folder; an empty list if there is no such folder."""
@@ -96,4 +98,6 @@ class _as_os_errors:
         from py4j.protocol import Py4JJavaError
 
         if isinstance(error, Py4JJavaError):
-            raise OSError(f"{self._url}: {error.java_exception.toString()}") from error
+            raise OSError(
+                f"{shown(self._url)}: {without_secrets(error.java_exception.toString(), self._url)}"
+            ) from error

@@ -24,6 +24,7 @@ from pyspark.ml.util import BaseReadWrite, DefaultParamsReader, DefaultParamsWri
 
 from spark_elastic import _saved_names
 from spark_elastic._json import Json
+from spark_elastic._text import shown
 from spark_elastic.errors import DamagedError
 from spark_elastic.estimator.files import Files
 from spark_elastic.estimator.layout import Input, Layout
@@ -121,10 +122,12 @@ class EstimatorReader(MLReader[P]):
         metadata = _read_metadata(path, _context(self))
         found, own = _class_name(metadata["class"]), f"{self.cls.__module__}.{self.cls.__name__}"
         if found != own:
-            raise ValueError(f"{path} holds a {found}, not a {own}; load it by that class")
+            raise ValueError(f"{shown(path)} holds a {found}, not a {own}; load it by that class")
         facts = metadata.get(FACTS, {})
         written = take_files(path, facts)
-        warnings.warn(f"loading {path} runs the code that is saved in it; load only what you trust", stacklevel=3)
+        warnings.warn(
+            f"loading {shown(path)} runs the code that is saved in it; load only what you trust", stacklevel=3
+        )
         instance = self.cls()
         instance._resetUid(metadata["uid"])
         DefaultParamsReader.getAndSetParams(instance, metadata)
@@ -133,7 +136,7 @@ class EstimatorReader(MLReader[P]):
             instance._set(**objects["params"])
             self._restore(instance, facts, objects)
         except (LookupError, TypeError, AttributeError) as error:
-            raise DamagedError(f"{path} is damaged: its metadata: {type(error).__name__}: {error}") from error
+            raise DamagedError(f"{shown(path)} is damaged: its metadata: {type(error).__name__}: {error}") from error
         return instance
 
     def _restore(self, instance: P, facts: dict[str, Any], objects: SavedObjects) -> None:
@@ -172,7 +175,8 @@ def _files_beside_metadata(path: str) -> Files:
     files = open_files(path)
     if not files.exists(f"{path}/metadata"):
         raise OSError(
-            f"Spark has metadata in {path} that this process does not see: choose a place that both reach under the same name"
+            f"Spark has metadata in {shown(path)} that this process does not see: choose a place that both reach "
+            "under the same name"
         )
     return files
 
@@ -195,8 +199,8 @@ def _read_metadata(path: str, context: SparkContext | SparkSession) -> dict[str,
         metadata: dict[str, Any] = DefaultParamsReader.loadMetadata(path, context)
         return {"class": str(metadata["class"]), **metadata}
     except (ValueError, TypeError, LookupError) as error:
-        raise DamagedError(f"{path} is damaged: its metadata: {error}") from error
+        raise DamagedError(f"{shown(path)} is damaged: its metadata: {error}") from error
     except Exception as error:
         if "ChecksumException" in str(error):
-            raise DamagedError(f"{path} is damaged: its metadata are not what was written") from error
+            raise DamagedError(f"{shown(path)} is damaged: its metadata are not what was written") from error
         raise

@@ -14,6 +14,7 @@ import msgspec
 from pyspark.ml.param import Params
 
 from spark_elastic._json import Json
+from spark_elastic._text import shown
 from spark_elastic.errors import DamagedError
 from spark_elastic.estimator.description import describe
 from spark_elastic.estimator.store import Store
@@ -134,7 +135,7 @@ def check_run(store: Store, record: RunRecord) -> RunRecord | None:
     differences = known.differences(record.with_batch(known.batch)) if known else []
     if differences:
         raise ValueError(
-            f"runId={record.run_id!r} is another run in {store.url}, which differs in {', '.join(differences)}. "
+            f"runId={record.run_id!r} is another run in {shown(store.url)}, which differs in {', '.join(differences)}. "
             "Choose another runId, or Store.delete the run"
         )
     return known
@@ -163,7 +164,9 @@ def read_record(content: bytes, url: str) -> RunRecord:
     try:
         record = msgspec.convert(json.loads(content), RunRecord)
     except (ValueError, msgspec.ValidationError) as error:
-        raise DamagedError(f"{url} is damaged, it is not the record of a run: {error}. Store.delete the run") from error
+        raise DamagedError(
+            f"{shown(url)} is damaged, it is not the record of a run: {error}. Store.delete the run"
+        ) from error
     if "globalBatchSize" in record.params:  # earlier releases also wrote batchSize, with its default
         record = replace(record, params={name: value for name, value in record.params.items() if name != "batchSize"})
     return record

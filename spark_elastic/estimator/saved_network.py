@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from spark_elastic._text import shown
 from spark_elastic.errors import CheckpointError, DamagedError
 from spark_elastic.estimator.files import ArrowFiles, Files
 from spark_elastic.estimator.saved_objects import FACTS, load_objects, take_files
@@ -29,14 +30,14 @@ def load_network(
     metadata = _metadata(files, url)
     if FACTS not in metadata or "layout" not in metadata[FACTS]:
         raise CheckpointError(
-            f"{url} holds a {metadata.get('class')}, not a model of spark_elastic.estimator; those of a saved pipeline are in "
-            "its folder stages"
+            f"{shown(url)} holds a {metadata.get('class')}, not a model of spark_elastic.estimator; those of a saved pipeline "
+            "are in its folder stages"
         )
     written = take_files(url, metadata[FACTS])
-    warnings.warn(f"loading {url} runs the code that is saved in it; load only what you trust", stacklevel=2)
+    warnings.warn(f"loading {shown(url)} runs the code that is saved in it; load only what you trust", stacklevel=2)
     network = load_objects(files, url, written).get("model")
     if network is None:
-        raise CheckpointError(f"{url} holds a model without a network")
+        raise CheckpointError(f"{shown(url)} holds a model without a network")
     return network.eval()
 
 
@@ -45,11 +46,11 @@ def _metadata(files: Files, url: str) -> dict[str, Any]:
     parts = [name for name in sorted(files.names(f"{url}/metadata")) if name.startswith("part-")]
     text = next((text for name in parts if (text := files.read(f"{url}/metadata/{name}").strip())), b"")
     if not text:
-        raise CheckpointError(f"{url} holds no saved model: it has no metadata")
+        raise CheckpointError(f"{shown(url)} holds no saved model: it has no metadata")
     try:
         metadata = json.loads(text)
     except ValueError as error:
-        raise DamagedError(f"{url} is damaged: its metadata: {error}") from error
+        raise DamagedError(f"{shown(url)} is damaged: its metadata: {error}") from error
     if not isinstance(metadata, dict) or not isinstance(metadata.get(FACTS, {}), dict):
-        raise DamagedError(f"{url} is damaged: its metadata are not those of a model")
+        raise DamagedError(f"{shown(url)} is damaged: its metadata are not those of a model")
     return metadata

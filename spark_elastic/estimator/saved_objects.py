@@ -20,6 +20,7 @@ import torch
 from spark_elastic import __version__, _saved_names
 from spark_elastic._json import Json
 from spark_elastic._pickling import beside
+from spark_elastic._text import shown
 from spark_elastic.checkpoint.tensors import file_pieces, load_file
 from spark_elastic.errors import CheckpointError, DamagedError
 from spark_elastic.estimator.files import Files
@@ -54,7 +55,7 @@ def take_files(path: str, facts: dict[str, Any]) -> Mapping[str, object]:
     version = facts.pop("format", 1)
     if version not in range(1, FORMAT + 1):
         raise CheckpointError(
-            f"{path} has format {version}, and this release of spark_elastic reads formats 1 to {FORMAT}: a later release "
+            f"{shown(path)} has format {version}, and this release of spark_elastic reads formats 1 to {FORMAT}: a later release "
             "wrote it; load it with that one"
         )
     facts.pop("versions", None)
@@ -94,14 +95,14 @@ def load_objects(files: Files, path: str, written: Mapping[str, object]) -> Save
         try:
             tensors = load_file(weights)
         except ValueError as error:
-            raise DamagedError(f"{path} is damaged: the header of {WEIGHTS}: {error}") from error
+            raise DamagedError(f"{shown(path)} is damaged: the header of {WEIGHTS}: {error}") from error
         with open(pickled, "rb") as file:
             try:
                 objects: SavedObjects = Unpickler(file, tensors).load()
             except (AttributeError, ImportError):
                 raise  # the files are intact, but the network's code cannot be imported here
             except Exception as error:
-                raise DamagedError(f"{path} is damaged: {CODE}: {type(error).__name__}: {error}") from error
+                raise DamagedError(f"{shown(path)} is damaged: {CODE}: {type(error).__name__}: {error}") from error
         return objects
 
 
@@ -110,7 +111,7 @@ def _fetch(files: Files, url: str, folder: str, entry: object) -> str:
     path, _, name = url.rpartition("/")
     local = os.path.join(folder, name)
     if not files.exists(url):
-        raise DamagedError(f"{path} is damaged: {name} is missing")
+        raise DamagedError(f"{shown(path)} is damaged: {name} is missing")
     files.download(url, local)
     if entry is not None:
         digest = hashlib.sha256()
@@ -119,7 +120,9 @@ def _fetch(files: Files, url: str, folder: str, entry: object) -> str:
                 digest.update(piece)
             found = {"bytes": file.tell(), "sha256": digest.hexdigest()}
         if found != entry:
-            raise DamagedError(f"{path} is damaged: {found['bytes']:,} bytes of {name} are not those that were written")
+            raise DamagedError(
+                f"{shown(path)} is damaged: {found['bytes']:,} bytes of {name} are not those that were written"
+            )
     return local
 
 

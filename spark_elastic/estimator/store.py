@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from spark_elastic._saved_names import saved_as
+from spark_elastic._text import shown, without_secrets
 from spark_elastic.estimator.files import Files, as_mounted
 from spark_elastic.estimator.sessions import is_local, open_files
 from spark_elastic.launchers.session import parallelism
@@ -38,9 +39,12 @@ class Store:
     """
 
     url: str
-    storage_options: Mapping[str, object] = field(default_factory=dict, repr=False)  # may hold secrets
+    storage_options: Mapping[str, object] = field(default_factory=dict)
     keep: frozenset[str] = frozenset(KINDS)
     temporary: bool = False
+
+    def __repr__(self) -> str:
+        return f"Store(url={shown(self.url)!r}, keep={self.keep}, temporary={self.temporary})"
 
     @classmethod
     def create(
@@ -112,7 +116,9 @@ class Store:
         """
         files, url = self.files, self.spark_url(self.run_url(run_id))
         if not files.exists(url):
-            raise KeyError(f"there is no run {run_id!r} in {self.url}; there are: {', '.join(self.runs()) or 'none'}")
+            raise KeyError(
+                f"there is no run {run_id!r} in {shown(self.url)}; there are: {', '.join(self.runs()) or 'none'}"
+            )
         files.delete(url)
 
     def delete_data(self) -> None:
@@ -128,7 +134,9 @@ class Store:
         try:
             self.files.write(self.spark_url(probe), b"")
         except (OSError, RuntimeError) as error:
-            raise ValueError(f"the store {self.url} cannot be written: {error}") from error
+            raise ValueError(
+                f"the store {shown(self.url)} cannot be written: {without_secrets(error, self.url)}"
+            ) from error
         try:
             if self.url.startswith("file:") and not is_local(session):
                 self._check_shared(session, probe.removeprefix("file://"))
@@ -152,8 +160,8 @@ class Store:
         )
         if blind:
             raise ValueError(
-                f"the store {self.url} is not shared: executors on {', '.join(blind)} do not see what is written there from "
-                f"{socket.gethostname()}; use a path on a shared mount, or a URL of a distributed file system"
+                f"the store {shown(self.url)} is not shared: executors on {', '.join(blind)} do not see what is written "
+                f"there from {socket.gethostname()}; use a path on a shared mount, or a URL of a distributed file system"
             )
 
 

@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from spark_elastic._text import shown
 from spark_elastic.protocol.credentials import Credentials
 from spark_elastic.protocol.fault_points import Fault
 
@@ -41,6 +42,9 @@ class CheckpointPlan(msgspec.Struct, frozen=True):
     keep: int
     storage_options: bytes = b""
     best: tuple[str, Literal["min", "max"]] | None = None
+
+    def __repr__(self) -> str:
+        return f"CheckpointPlan({shown(self.url)!r}, attempt={self.attempt})"  # the options may hold secrets
 
 
 class Payload(msgspec.Struct, frozen=True):

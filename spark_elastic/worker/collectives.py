@@ -25,8 +25,20 @@ _OPERATIONS = {
     "max": dist.ReduceOp.MAX,
 }
 
-# Half precision overflows in sums of a few large values, and Gloo has no 16-bit integers.
-_COMPUTED_AS = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.int16: torch.int32}
+_AS_THEY_ARE = {
+    *(torch.float32, torch.float64, torch.complex64, torch.complex128),
+    *(torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64),
+}
+# In what other dtypes are reduced: small floats overflow in sums of a few large values, and Gloo has few dtypes.
+_COMPUTED_AS = {
+    **{dtype: dtype for dtype in _AS_THEY_ARE},
+    **dict.fromkeys((torch.float16, torch.bfloat16), torch.float32),
+    **dict.fromkeys((torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e8m0fnu), torch.float32),
+    **dict.fromkeys((torch.float8_e5m2, torch.float8_e5m2fnuz), torch.float32),
+    torch.complex32: torch.complex64,
+    torch.int16: torch.int32,
+    **dict.fromkeys((torch.uint16, torch.uint32), torch.int64),
+}
 
 
 def allreduce(tensor: torch.Tensor, op: str = "mean") -> torch.Tensor:
@@ -35,7 +47,9 @@ def allreduce(tensor: torch.Tensor, op: str = "mean") -> torch.Tensor:
     All ranks have to call it with equal shapes, dtypes and ``op``; if these differ, it raises ``TrainingCodeError`` on all
     ranks. The call blocks until all ranks have called it. ``op`` is "mean", "sum", "min" or "max"; a mean of whole numbers and
     a sum of bools raise ``ValueError``. A sum of small whole numbers may overflow, as in torch: convert them to int64 first.
-    Raises ``WorkerLostError`` when a rank is lost, and ``NotInWorldError`` above the elastic function.
+    Raises ``TypeError`` for what libraries cannot reduce: uint64, quantized numbers, tensors that are nested, on the meta
+    device or sparse in another layout than COO, and with "min" and "max" also complex numbers and sparse tensors. Raises
+    ``WorkerLostError`` when a rank is lost, and ``NotInWorldError`` above the elastic function.
     """
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"tensor must be a torch.Tensor, not {type(tensor).__name__}")
@@ -47,13 +61,14 @@ def allreduce(tensor: torch.Tensor, op: str = "mean") -> torch.Tensor:
         raise ValueError(
             "the sum of bools is a number, which no bool can hold; convert the tensor to int64, or use op='max'"
         )
+    _check_kind(tensor, op)
     world = current_world()
     reductions.note(tensor.numel())
     if world is None or world.size == 1:
         return tensor.detach().clone()
     # Use one memory order on all ranks, because libraries add up raw memory, and a dtype that the libraries support.
     layout = torch.contiguous_format if tensor.layout is torch.strided else torch.preserve_format
-    result = tensor.detach().to(_COMPUTED_AS.get(tensor.dtype, tensor.dtype), copy=True, memory_format=layout)
+    result = tensor.detach().to(_COMPUTED_AS[tensor.dtype], copy=True, memory_format=layout)
     keeps_nan = op in ("min", "max") and result.is_floating_point() and tensor.layout is torch.strided
     with translated_errors(world):
         _check_equal_calls(f'op="{op}" of {tensor.dtype} {list(tensor.shape)} on {tensor.device.type}', world.size)
@@ -68,6 +83,25 @@ def allreduce(tensor: torch.Tensor, op: str = "mean") -> torch.Tensor:
     if op == "mean":
         result /= world.size
     return result.to(tensor.dtype)
+
+
+def _check_kind(tensor: torch.Tensor, op: str) -> None:
+    """Raise ``TypeError``, before other ranks wait for this one, for a tensor that no library reduces."""
+    if tensor.is_nested or tensor.layout not in (torch.strided, torch.sparse_coo):
+        kind = "a nested tensor" if tensor.is_nested else f"one of layout {tensor.layout}"
+        raise TypeError(f"tensor must be strided or sparse in COO, not {kind}; reduce its values()")
+    if tensor.is_meta:
+        raise TypeError(
+            "tensor must hold values, and it is on the meta device; give one on the CPU or the worker's device"
+        )
+    if tensor.dtype not in _COMPUTED_AS:
+        raise TypeError(
+            f"tensor must be of a dtype that libraries reduce, not {tensor.dtype}; convert it to int64 or float32"
+        )
+    if op in ("min", "max") and tensor.is_complex():
+        raise TypeError(f"op={op!r} is not defined for {tensor.dtype}; reduce the tensor's abs(), or its real and imag")
+    if op in ("min", "max") and tensor.layout is not torch.strided:
+        raise TypeError(f"op={op!r} cannot be computed of {tensor.layout}; reduce the tensor's to_dense()")
 
 
 def _check_equal_calls(mine: str, size: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -20,6 +21,8 @@ GPU_SECONDS = 5.0
 # newest value of each name is kept.
 BURST = 20
 REPORTS_PER_SECOND = 4.0
+# The kinds of numpy's dtypes whose numbers are times and spans of time, in units of their own.
+_TIMES = "mM"
 
 
 class Reporter:
@@ -125,13 +128,25 @@ def check_metrics(values: Mapping[str, object]) -> None:
 
 def _kept(name: str, value: Any) -> object:
     """Check a metric and copy it. The copy keeps no graph alive, and later changes in place do not affect it."""
-    if isinstance(value, (str, int, float)):
-        return _plain(value)
-    if hasattr(value, "detach") and value.numel() == 1:
+    if hasattr(value, "detach") and value.numel() == 1 and _holds_number(value):
         return value.detach().clone()
-    if hasattr(value, "item") and not hasattr(value, "detach") and value.size == 1:
-        return _plain(value.item())
-    raise TypeError(f"report({name}=…) takes numbers, one-element tensors and strings, not {type(value).__name__}")
+    is_array = hasattr(value, "item") and not hasattr(value, "detach") and getattr(value, "size", None) == 1
+    is_time = is_array and getattr(getattr(value, "dtype", None), "kind", "") in _TIMES
+    number = value.item() if is_array and not is_time else value
+    if isinstance(number, (str, int, float)) or (is_array and not is_time and isinstance(number, numbers.Real)):
+        try:
+            return _plain(number)
+        except OverflowError:
+            raise TypeError(f"report({name}=…) takes no whole number that is too large for a float") from None
+    facts = [str(getattr(value, fact)) for fact in ("dtype", "layout", "device") if hasattr(value, fact)]
+    what = f"{type(value).__name__}{'' if not facts else ' of '}{', '.join(facts)}"
+    raise TypeError(f"report({name}=…) takes numbers, one-element tensors and strings, not {what}")
+
+
+def _holds_number(tensor: Any) -> bool:
+    """Whether a tensor of one element will give a number, which is read only later, when it has been computed."""
+    is_plain = str(tensor.layout) in ("torch.strided", "torch.sparse_coo")
+    return is_plain and not (tensor.is_complex() or tensor.is_meta or tensor.is_nested)
 
 
 def _plain(value: Any) -> float | int | str:
@@ -139,4 +154,4 @@ def _plain(value: Any) -> float | int | str:
         return as_utf8(value)
     if isinstance(value, int):
         return int(value) if -(2**63) <= value < 2**63 else float(value)
-    return float(value) if isinstance(value, float) else _plain(value.item())
+    return float(value) if isinstance(value, numbers.Real) else _plain(value.item())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from spark_elastic._text import as_utf8, shortened
+import pytest
+
+from spark_elastic._text import as_utf8, shortened, shown, without_secrets
 
 
 def test_what_utf8_cannot_encode_is_escaped() -> None:
@@ -12,3 +14,46 @@ def test_what_utf8_cannot_encode_is_escaped() -> None:
 def test_of_a_long_text_its_beginning_and_its_end_are_left() -> None:
     assert shortened("abcd", 4) == "abcd"
     assert shortened("ab" + 7 * "x" + "yz", 4) == "ab\n[… 7 characters are left out …]\nyz"
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("s3://AK:S3CRET@bucket/x", "s3://…@bucket/x"),
+        ("s3://AK:S3@CRET@bucket/a@b", "s3://…@bucket/a@b"),
+        ("s3://AK:S3/CR+ET@bucket/x", "s3://…@bucket/x"),
+        ("s3://AK:/S3CRET@bucket/x", "s3://…@bucket/x"),
+        ("s3://AK:S3?CRET@bucket/x", "s3://…@bucket/x"),
+        ("odd://S3CRET@host:80/x", "odd://…@host:80/x"),
+        ("simplecache::ftp://me:S3CRET@host/x", "simplecache::ftp://…@host/x"),
+        ("s3://b/x?secret_key=S3=CRET&region=eu&access_key=AK", "s3://b/x?secret_key=…&region=eu&access_key=…"),
+        (
+            "s3://b/x?scheme=http&endpoint_override=http://u:p@h:9",
+            "s3://b/x?scheme=http&endpoint_override=http://…@h:9",
+        ),
+    ],
+)
+def test_keys_and_secrets_in_a_url_are_not_shown(url: str, told: str) -> None:
+    assert shown(url) == told
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["hdfs://node:8020/a@b", "hdfs://[::1]:8020/x", "s3://bucket/model@v1/x", "/a:b/c@d?e=f", "file:///a:b/c@d", "a"],
+)
+def test_what_is_no_secret_is_shown(url: str) -> None:
+    assert shown(url) == url
+
+
+@pytest.mark.parametrize(
+    ("url", "said", "told"),
+    [
+        ("s3://AK:S3CRET@bucket/x", 'Invalid bucket name "AK:S3CRET@bucket"', 'Invalid bucket name "…@bucket"'),
+        ("s3://AK:S3/CRET@bucket/x", 'Invalid bucket name "AK:S3"', 'Invalid bucket name "…"'),
+        ("s3://b/x?key=S3CRET", "Cannot parse URI: 's3://b/x?key=S3CRET'", "Cannot parse URI: 's3://b/x?key=…'"),
+        ("s3://b/x?key=S3%2FCRET", "bad query: key=S3/CRET", "bad query: key=…"),
+        ("/a/b", "no file /a/b", "no file /a/b"),
+    ],
+)
+def test_what_libraries_repeat_of_a_url_is_not_shown_either(url: str, said: str, told: str) -> None:
+    assert without_secrets(OSError(said), url) == told

@@ -134,6 +134,8 @@ class State(ABC):
         is the best so far while an older commit is being written, rank 0 waits for that write. If rank 0 is lost before it has
         written the best commit, the next rank 0 writes it, provided that it has reported the value, too. Report before the
         commit that ends the epoch: that commit may interrupt, and the code after it is then not run.
+
+        Raises ``TypeError`` for other values, such as complex numbers, times, and whole numbers too large for a float.
         """
         job, world = current_job(), present_world()
         if metrics.pop("step", None) is not None and (world is None or world.rank == 0):

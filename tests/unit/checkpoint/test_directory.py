@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import fsspec
 import pytest
+import torch
 from checkpoint_stage import DAMAGES, fill, memory_url
 from fsspec.implementations.memory import MemoryFileSystem
 
 from spark_elastic.checkpoint.directory import VERSION, CheckpointDirectory, RemovedError, SupersededError
 from spark_elastic.checkpoint.naming import CheckpointName, Claim, Listing
+from spark_elastic.checkpoint.newest import load_checkpoint, load_model
+from spark_elastic.driver.driver_place import CheckpointWish
 from spark_elastic.errors import CheckpointError, DamagedError
+from spark_elastic.protocol.ticket import CheckpointPlan
 
 FIRST, SECOND, THIRD = CheckpointName(1, 1, 1), CheckpointName(1, 1, 2), CheckpointName(1, 2, 0)
 
@@ -394,3 +398,52 @@ def is_whole(directory: CheckpointDirectory, name: CheckpointName) -> bool:
         return content(directory, name) == str(name).encode()
     except DamagedError:
         return False
+
+
+SECRET_URL = "memory://AK:S3/CRET@bucket/x?secret_key=S3CRET"
+
+
+def test_secrets_of_a_url_are_in_no_message(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    directory = CheckpointDirectory(SECRET_URL)
+    module = torch.nn.Linear(1, 1)
+    messages = []
+
+    def note(call: Callable[[], Any]) -> None:
+        with pytest.raises((CheckpointError, ValueError)) as raised:
+            call()
+        messages.append(str(raised.value))
+
+    note(lambda: load_checkpoint(SECRET_URL))
+    note(lambda: load_checkpoint(f"{SECRET_URL}/{FIRST}", best=True))
+    note(lambda: load_model(SECRET_URL, module))
+    note(lambda: directory.check_claim(1))
+    attempt = directory.claim()
+    directory.check_claim(attempt)
+    note(lambda: directory.check_claim(attempt - 1))
+    directory._delete(str(next(iter(directory.list().claims))))
+    note(lambda: directory.check_claim(attempt))
+    fill(FIRST, directory)
+    directory._write(f"{FIRST}/score.json", [b"{"])
+    directory.scores([FIRST])
+    note(lambda: load_checkpoint(SECRET_URL))  # it has a manifest, and nothing that the manifest lists
+    directory._write(f"{FIRST}/manifest.json", [b'{"version": 99}'])
+    note(lambda: directory.manifest(FIRST))
+    monkeypatch.setattr(directory, "list", Listing)
+    note(directory.claim)
+    note(lambda: CheckpointDirectory("odd://AK:S3CRET@bucket"))
+    note(CheckpointWish("odd://AK:S3CRET@bucket", 1.0).check)
+    for text in (*messages, *caplog.messages):
+        assert "S3" not in text
+        assert "…@bucket" in text
+    assert "S3" not in repr(CheckpointWish(SECRET_URL, 1.0, {"secret": "S3"}))
+    assert "S3" not in repr(CheckpointPlan(SECRET_URL, 1, 1.0, 1, b"S3"))
+
+
+def test_what_a_store_says_is_told_without_the_secrets_of_the_url(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: CheckpointDirectory) -> None:
+        raise PermissionError("bucket AK:S3 refuses")
+
+    monkeypatch.setattr(CheckpointDirectory, "try_to_write", refuse)
+    with pytest.raises(CheckpointError, match="cannot be written: PermissionError: bucket … refuses") as raised:
+        CheckpointWish(SECRET_URL, 1.0).check()
+    assert "S3" not in str(raised.value)

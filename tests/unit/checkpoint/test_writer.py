@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import secrets
 import shutil
 import threading
 from collections.abc import Iterator
@@ -496,3 +497,31 @@ def test_the_end_of_a_broken_world_does_not_wait(job: Job, slow: SimpleNamespace
     job.save(2)
     job.finish(2, over=True)
     assert not job.written
+
+
+def test_secrets_of_the_url_are_in_no_event_and_in_no_warning(
+    job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    secret = Job(f"memory://AK:S3/CRET@{secrets.token_hex(4)}/x", job.clock)
+    secret.new_writer(best=LOSS)
+    job.writers += secret.writers
+    url = secret.url
+
+    def refuse(*arguments: Any, **others: Any) -> Any:
+        raise OSError(f"no access to {url}, bucket AK:S3")
+
+    for name in ("write", "prune", "scores"):
+        monkeypatch.setattr(CheckpointDirectory, name, refuse)
+    secret.commit(1)
+    secret.score(1, 0.5)
+    secret.finish(2)
+    with monkeypatch.context() as patch:
+        patch.setattr(writer_module, "load_newest", refuse)
+        patch.setattr(job.clock, "sleep", lambda seconds: None, raising=False)
+        with pytest.raises(OSError, match="no access"):
+            secret.writer.restore(torch.device("cpu"))
+    told = [each.error for each in secret.of(CheckpointFailed)]
+    assert told
+    for text in (*told, *caplog.messages):
+        assert "S3" not in text
+    assert sum("…@" in text for text in caplog.messages) >= 4

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fsspec
@@ -66,6 +67,21 @@ def test_file_urls_may_be_quoted_and_may_have_one_slash(tmp_path: Path) -> None:
 def test_secrets_in_a_url_are_not_shown(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"odd://…@bucket/x cannot be opened"):
         read_manifest("odd://key:secret@bucket/x")
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_secrets_that_a_driver_keeps_in_its_paths_are_not_shown(refused: bool) -> None:
+    def refuse(selector: Any) -> Any:
+        raise OSError(f"{selector} has no such bucket")
+
+    def miss(selector: Any) -> Any:
+        return pafs.FileInfo(selector, pafs.FileType.NotFound)
+
+    files: Any = SimpleNamespace(get_file_info=refuse if refused else miss)
+    for root in ("AK:S3CRET@bucket/x", "ftp://AK:S3CRET@bucket/x"):
+        with pytest.raises(DataError, match="…@bucket/x") as raised:
+            list_files(Location(files, root, False))
+        assert "S3CRET" not in str(raised.value)
 
 
 def test_the_fingerprint_is_of_the_data_and_not_of_its_place(tmp_path: Path) -> None:

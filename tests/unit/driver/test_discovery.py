@@ -10,9 +10,10 @@ from machine_script import Script, running
 from spark_elastic.driver import commands as do
 from spark_elastic.driver import discovery
 from spark_elastic.driver import events as ev
-from spark_elastic.driver.discovery import DiscoveryError, HostDiscovery, parse_hosts
+from spark_elastic.driver.discovery import HostDiscovery, parse_hosts
 from spark_elastic.driver.hosts import Host, Place
 from spark_elastic.driver.listing import HostListing
+from spark_elastic.errors import DiscoveryError
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from spark_elastic.driver.door import Door, DoorLimits, WaitingLine
+from spark_elastic.driver.door import Door, DoorLimits, WaitingLine, listen
+from spark_elastic.errors import SparkElasticError
 from spark_elastic.protocol.credentials import create_credentials
 
 SECONDS = 30.0
@@ -161,3 +162,25 @@ def test_nobody_comes_in_once_the_door_has_closed_however_far_the_handshake_is()
     while not asyncio.run(close_after(turns)):
         turns += 1
     assert turns > 0
+
+
+def test_a_port_that_is_in_use_is_no_matter_of_sparks_settings() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(
+            SparkElasticError, match=rf"listen on 127.0.0.1, port {port}: .*; choose another driver_port$"
+        ):
+            listen("127.0.0.1", port)
+
+
+def test_an_address_of_another_machine_names_the_setting_that_it_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = "port any: .*; set spark.driver.bindAddress to an address of this machine"
+    with pytest.raises(SparkElasticError, match=f"192.0.2.1, {told}"):
+        listen("192.0.2.1", 0)
+
+    def resolve(*arguments: Any, **others: Any) -> None:
+        raise OSError(socket.EAI_NONAME, "Name or service not known")  # as socket.create_server passes on a gaierror
+
+    monkeypatch.setattr(socket, "create_server", resolve)
+    with pytest.raises(SparkElasticError, match=f"node7, {told}"):
+        listen("node7", 0)

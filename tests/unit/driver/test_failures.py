@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spark_elastic.driver.failures import CRASH_LIMIT, KEPT, FailureBook, FirstSign, describe_exit
-from spark_elastic.errors import WorkerFailure
+from spark_elastic.errors import TrainingCodeError, TrainingFailedError, WorkerFailure
 
 
 @pytest.mark.parametrize(
@@ -111,3 +111,14 @@ def test_only_the_latest_failures_are_kept() -> None:
     for worker in range(KEPT + 5):
         book.add(WorkerFailure(worker, None, "a", "x"))
     assert [failure.worker for failure in book.story()] == list(range(5, KEPT + 5))
+
+
+def test_a_mistake_in_the_training_function_is_caught_by_its_class_and_as_a_failure() -> None:
+    book = FailureBook()
+    book.kinds[4] = "TrainingCodeError"
+    failure = WorkerFailure(4, 1, "a", "raised TrainingCodeError: model is not wrapped", "Traceback …")
+    error = book.as_raised(TrainingFailedError("model is not wrapped", (failure,)))
+    assert isinstance(error, TrainingCodeError)
+    assert isinstance(error, TrainingFailedError)
+    assert error.is_final
+    assert str(error).startswith("model is not wrapped")

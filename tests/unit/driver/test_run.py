@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,8 @@ import numpy as np
 import pytest
 
 import spark_elastic
+from spark_elastic.driver import run as run_module
+from spark_elastic.launchers.local import LocalLauncher
 
 
 @pytest.mark.parametrize(
@@ -54,3 +58,59 @@ def test_nothing_is_written_to_the_checkpoint_directory_if_an_argument_is_wrong(
     with pytest.raises((ValueError, TypeError), match=next(iter(arguments))):
         spark_elastic.run(int, local=True, checkpoint=tmp_path, **arguments)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def enter(launcher: LocalLauncher) -> None:
+        pytest.fail("something was started")
+
+    monkeypatch.setattr(LocalLauncher, "__enter__", enter)
+
+
+@pytest.mark.parametrize(
+    ("place", "complaint"),
+    [
+        ("", "event_log='.*' cannot be written: it is a directory; give the path of a file"),
+        ("no/log", "event_log='.*/no/log' cannot be written: there is no folder .*/no; create it"),
+        ("file/log", "event_log='.*/file/log' cannot be written: there is no folder .*/file; create it"),
+        ("sealed/log", "event_log='.*/sealed/log' cannot be written: the folder .*/sealed is not writable"),
+        ("closed", "event_log='.*/closed' cannot be written: Permission denied"),
+    ],
+)
+@pytest.mark.usefixtures("nothing_starts")
+def test_an_event_log_that_cannot_be_written_is_a_wrong_argument(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, complaint: str
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "closed").touch()
+    (tmp_path / "sealed").mkdir()
+
+    def is_allowed(path: str, mode: int) -> bool:  # root may do anything
+        return not path.endswith("sealed")
+
+    def open_allowed(path: Any, *arguments: Any) -> Any:
+        if str(path).endswith("closed"):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return open(path, *arguments)
+
+    monkeypatch.setattr(os, "access", is_allowed)
+    monkeypatch.setattr(run_module, "open", open_allowed, raising=False)
+    with pytest.raises(ValueError, match=complaint):
+        spark_elastic.run(int, local=True, event_log=tmp_path / place)
+
+
+@pytest.mark.usefixtures("nothing_starts")
+def test_a_log_is_not_made_for_a_job_that_does_not_start(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="backend"):
+        spark_elastic.run(int, local=True, event_log=tmp_path / "log", backend="mpi")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_log_that_can_no_longer_be_opened_is_named_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(run_module, "EventLog", refuse)
+    with pytest.raises(ValueError, match=r"event_log='.*log' cannot be written: No space left on device"):
+        spark_elastic.run(int, local=True, min_np=1, max_np=1, event_log=tmp_path / "log")

@@ -564,9 +564,9 @@ def test_a_store_may_be_given_by_its_path() -> None:
 
 
 def test_explained_params_tell_no_secrets() -> None:
-    store = Store.create("s3://bucket/x", storage_options={"secret": "hidden"})
+    store = Store.create("s3://AK:hidden@bucket/x", storage_options={"secret": "hidden"})
     explained = make(store=store).explainParams()
-    assert "s3://bucket/x" in explained
+    assert "s3://…@bucket/x" in explained
     assert "hidden" not in explained
 
 

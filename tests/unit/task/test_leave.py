@@ -124,6 +124,16 @@ def test_the_slot_is_held_until_the_command_has_ended() -> None:
     assert asyncio.run(held())
 
 
+@pytest.mark.parametrize(
+    ("option", "value"), [("--hold", "-5"), ("--hold", "nan"), ("--hold", "inf"), ("--grace", "0")]
+)
+def test_times_that_are_none_are_refused_before_anyone_is_asked(
+    option: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["leave", option, value]) == 2
+    assert f"{option} must be a number of seconds" in capsys.readouterr().err
+
+
 def test_a_worker_that_stays_is_told_of_in_time(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

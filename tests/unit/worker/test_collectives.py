@@ -52,6 +52,37 @@ def test_the_sum_of_bools_is_refused(size: int) -> None:
     assert collectives.allreduce(torch.tensor([True, False]), "max").tolist() == [True, False]
 
 
+REFUSED = {
+    "uint64": (torch.ones(1, dtype=torch.uint64), "sum", "not torch.uint64; convert it to int64"),
+    "quantized": (torch.quantize_per_tensor(torch.ones(1), 1.0, 0, torch.qint8), "sum", "not torch.qint8"),
+    "complex minimum": (torch.ones(1, dtype=torch.complex64), "min", "op='min' is not defined for torch.complex64"),
+    "complex maximum": (torch.ones(1, dtype=torch.complex32), "max", "op='max' is not defined for torch.complex32"),
+    "nested": (torch.nested.nested_tensor([torch.ones(1)]), "sum", "not a nested tensor; reduce its values"),
+    "jagged": (torch.nested.nested_tensor([torch.ones(1)], layout=torch.jagged), "mean", "not a nested tensor"),
+    "sparse in rows": (torch.ones(2, 2).to_sparse_csr(), "sum", "not one of layout torch.sparse_csr"),
+    "sparse maximum": (
+        torch.ones(2).to_sparse(),
+        "max",
+        "op='max' cannot be computed of torch.sparse_coo; .* to_dense",
+    ),
+    "meta": (torch.ones(1, device="meta"), "mean", "it is on the meta device"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_reduced_is_refused_before_other_ranks_wait_for_it(
+    name: str, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def enter(*arguments: Any) -> None:
+        pytest.fail("a collective was entered")
+
+    for collective in ("all_reduce", "all_gather"):
+        monkeypatch.setattr(dist, collective, enter)
+    tensor, op, told = REFUSED[name]
+    with pytest.raises(TypeError, match=told):
+        collectives.allreduce(tensor, op)
+
+
 # What rank 0 and rank 1 call, and what the error tells of it.
 UNLIKE = {
     "another op": (
@@ -104,3 +135,46 @@ def _reduce_awkward_values(folder: Path, rank: int) -> dict[str, Any]:
             "short": collectives.allreduce(torch.tensor(30000, dtype=torch.int16), "sum").item(),
             **{op: list(map(str, collectives.allreduce(extremes, op).tolist())) for op in ("max", "min")},
         }
+
+
+# Values of rank 0 and rank 1 in a dtype, the operation, and the result, which is in the same dtype.
+IN_FEW_BITS = [
+    (torch.uint16, "sum", (40000, 20000), 60000),
+    (torch.uint16, "sum", (40000, 40000), 80000 - 2**16),
+    (torch.uint16, "max", (40000, 20000), 40000),
+    (torch.uint32, "sum", (2**31, 2**30), 2**31 + 2**30),
+    (torch.uint32, "min", (2**31, 2**31 + 1), 2**31),
+    (torch.float8_e4m3fn, "mean", (448.0, 256.0), 352.0),
+    (torch.float8_e4m3fnuz, "sum", (1.0, 0.5), 1.5),
+    (torch.float8_e5m2, "mean", (49152.0, 49152.0), 49152.0),
+    (torch.float8_e5m2fnuz, "min", (-1.0, 0.5), -1.0),
+    (torch.float8_e8m0fnu, "max", (2.0, 0.5), 2.0),
+    (torch.complex32, "mean", (40000 + 1j, 40000 + 1j), 40000 + 1j),
+]
+
+
+def test_numbers_of_few_bits_and_without_a_sign_are_reduced_exactly() -> None:
+    for found in on_ranks(2, _reduce_few_bits):
+        assert found == [(str(dtype), result) for dtype, _, _, result in IN_FEW_BITS]
+
+
+def _reduce_few_bits(folder: Path, rank: int) -> list[tuple[str, Any]]:
+    with world(folder, rank, 2, []) as formed:
+        collectives.current_world = lambda: formed
+        reduced = [
+            collectives.allreduce(torch.tensor([values[rank]]).to(dtype), op) for dtype, op, values, _ in IN_FEW_BITS
+        ]
+    return [(str(each.dtype), each.item()) for each in reduced]
+
+
+def test_sparse_tensors_are_added_up() -> None:
+    for found in on_ranks(2, _reduce_sparse):
+        assert found == [0.5, 0.0, 0.5]
+
+
+def _reduce_sparse(folder: Path, rank: int) -> list[float]:
+    with world(folder, rank, 2, []) as formed:
+        collectives.current_world = lambda: formed
+        mine = torch.tensor([1.0, 0.0, 0.0] if rank else [0.0, 0.0, 1.0], dtype=torch.float16).to_sparse()
+        found: list[float] = collectives.allreduce(mine).to_dense().tolist()
+        return found

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TypeVar
 
+import numpy as np
 import pytest
 import torch
 
 from spark_elastic.protocol.reports import Entered, GpuUsed, Metrics, Progress, Report, Stepped
 from spark_elastic.worker.gpu import use_of_gpu
-from spark_elastic.worker.reporting import BURST, Reporter
+from spark_elastic.worker.reporting import BURST, Reporter, check_metrics
 
 R = TypeVar("R")
 
@@ -76,9 +78,14 @@ def test_how_far_a_rank_has_come_is_told_when_its_code_raises(log: Log, reporter
     assert len(log.sent) == told
 
 
+class OnFailedGpu(torch.Tensor):
+    def item(self) -> float:
+        raise RuntimeError("CUDA error")
+
+
 def test_a_value_that_cannot_be_read_after_an_error_is_left_out(log: Log, reporter: Reporter) -> None:
     for step in range(BURST + 1):
-        reporter.metrics(step, {"loss": torch.zeros((), device="meta") if step == BURST else 0.0})
+        reporter.metrics(step, {"loss": torch.zeros(()).as_subclass(OnFailedGpu) if step == BURST else 0.0})
     reporter.left_early()
     assert len(log.of(Metrics)) == BURST
 
@@ -149,7 +156,49 @@ def test_a_tensor_that_waits_is_what_it_was_when_reported(log: Log, reporter: Re
     assert log.of(Metrics)[-1].values["total"] == 1.0
 
 
-@pytest.mark.parametrize("value", [[1], torch.ones(2), None])
-def test_what_is_no_single_value_is_refused_at_the_call(reporter: Reporter, value: object) -> None:
-    with pytest.raises(TypeError, match="loss"):
-        reporter.metrics(1, {"loss": value})
+@pytest.mark.parametrize(
+    "value",
+    [
+        [1],
+        torch.ones(2),
+        None,
+        1j,
+        torch.tensor(1j),
+        torch.ones(1, device="meta"),
+        torch.ones(1, 1).to_sparse_csr(),
+        torch.nested.nested_tensor([torch.ones(1)]),
+        torch.nested.nested_tensor([torch.ones(1)], layout=torch.jagged),
+        np.complex64(1),
+        np.datetime64("2020"),
+        np.datetime64(1, "ns"),
+        np.timedelta64(1, "ns"),
+        np.array([None]),
+        np.array([10**400]),
+        np.zeros(1, dtype=[("a", int)]),
+        10**400,
+        SimpleNamespace(item=lambda: 1.0),
+    ],
+)
+def test_what_is_no_single_number_is_refused_at_the_call_in_a_job_and_outside(
+    reporter: Reporter, value: object
+) -> None:
+    for report in (lambda: reporter.metrics(1, {"loss": value}), lambda: check_metrics({"loss": value})):
+        with pytest.raises(TypeError, match="loss"):
+            report()
+    reporter.metrics(1, {"loss": 1.0})
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.longdouble(1),
+        np.array([1], dtype=object),
+        np.float16(1),
+        torch.ones(1).to_sparse(),
+        torch.ones(1).bfloat16(),
+        True,
+    ],
+)
+def test_single_numbers_of_any_kind_are_sent(log: Log, reporter: Reporter, value: object) -> None:
+    reporter.metrics(1, {"loss": value})
+    assert log.of(Metrics)[-1].values["loss"] == 1
