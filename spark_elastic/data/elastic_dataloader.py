@@ -21,7 +21,7 @@ from spark_elastic._saved_names import saved_as
 from spark_elastic.data.loader import PositionedLoader
 from spark_elastic.data.order import EpochOrder, OrderSpec
 from spark_elastic.data.plan import BatchPlan, Step, check_switches, draw
-from spark_elastic.data.randomness import random_states, seed_all, set_random_states
+from spark_elastic.data.randomness import own_generators, random_states, seed_all, seed_own, set_random_states
 from spark_elastic.data.tracker import RowGroupTracker
 from spark_elastic.errors import DataError
 
@@ -39,7 +39,7 @@ class ElasticDataLoader(PositionedLoader[Any]):
         shards: cut every global batch into this many shards, at least ``max_np``. One rank computes each whole shard, in a loop
             over ``model.parts(batch)``. The trained weights then have the same bits in every world. Within a State, a batch is
             then a list with ``collate_fn``'s result for each shard. Random numbers in the dataset and ``collate_fn`` depend on
-            ``seed``, the epoch and the item, so items are fetched one by one.
+            ``seed``, the epoch and the item, also those of generators that these hold, so items are fetched one by one.
         shards_strict: refuse to continue from a state that was made with different kernels (torch and its libraries, their
             instruction set, threads, device, deterministic switches), which produce different bits; False warns once.
         balance: "auto" adapts each rank's share of the global batch, in rows or shards, to its speed, on CPUs in a State with
@@ -128,7 +128,7 @@ class ElasticDataLoader(PositionedLoader[Any]):
         batches = _Batches(tracker, self._order(), self._indices)
         dataset, sharded = self.dataset, self.shards is not None and self._in_state
         if sharded:
-            dataset = _SeededItems(dataset, (tracker.spec.seed, tracker.epoch))
+            dataset = _SeededItems(dataset, (tracker.spec.seed, tracker.epoch), self._kwargs.get("collate_fn"))
         loader = DataLoader(dataset, batch_sampler=batches, **{**self._kwargs, "generator": generator})
         iterator = iter(loader)
         fetch = iterator.__next__
@@ -184,14 +184,20 @@ class _Batches:
 class _SeededItems(Dataset[object]):
     """A dataset whose items draw the same random numbers in any process and after any other items.
 
-    The random numbers of ``collate_fn`` follow from the last item of its shard.
+    The random numbers of ``collate_fn`` follow from the last item of its shard. Both may have generators of their own, in
+    attributes, such as those of albumentations.
     """
 
-    def __init__(self, dataset: Any, seeds: tuple[int, ...]) -> None:
-        self._dataset, self._seeds = dataset, seeds
+    def __init__(self, dataset: Any, seeds: tuple[int, ...], collate_fn: object) -> None:
+        self._dataset, self._seeds, self._collate_fn = dataset, seeds, collate_fn
+        # Found in the process that draws from them.
+        self._generators: list[object] | None = None
 
     def __getitem__(self, index: int) -> object:
+        if self._generators is None:
+            self._generators = own_generators(self._dataset, self._collate_fn)
         seed_all((*self._seeds, index))
+        seed_own(self._generators, (*self._seeds, index))
         return self._dataset[index]
 
 

@@ -24,7 +24,7 @@ from spark_elastic.data.order import choose_spec, describe
 from spark_elastic.data.pinning import key_of, pin
 from spark_elastic.data.plan import BatchPlan, check_switches
 from spark_elastic.data.predicates import PredicateBase
-from spark_elastic.data.randomness import digest_of_random_states
+from spark_elastic.data.randomness import digest_of_random_states, own_generators
 from spark_elastic.data.reader_arguments import dataset_of, loader_arguments
 from spark_elastic.data.rowgroup_index import Selection
 from spark_elastic.data.selectors import RowGroupSelectorBase
@@ -230,9 +230,10 @@ class _WithoutRandomness:
         if self._is_known:
             return self._transform(table)
         self._is_known = True
-        before = digest_of_random_states()
+        own = own_generators(self._transform)
+        before = digest_of_random_states(own)
         result = self._transform(table)
-        if digest_of_random_states() != before:
+        if digest_of_random_states(own) != before:
             raise DataError(
                 "transform= draws random numbers, and with shards= the rows that it gets at a time, and so what each row gets, "
                 "depend on the world: draw in the loop over model.parts(batch), for which generators are seeded part by part"

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import inspect
 import random
 import struct
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from types import BuiltinMethodType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -21,12 +26,13 @@ def random_states() -> RandomStates:
     return random.getstate(), np.random.get_state(), torch.get_rng_state(), cuda
 
 
-def digest_of_random_states() -> bytes:
-    """Return a number that changes whenever any of the generators is drawn from."""
+def digest_of_random_states(own: Sequence[object] = ()) -> bytes:
+    """Return a number that changes whenever any of the generators, or of others that ``own_generators`` found, is drawn from."""
     python, numeric, cpu, cuda = random_states()
     digest = hashlib.blake2b(repr((python, numeric[2:])).encode())
     for state in (numeric[1], cpu.numpy(), *(each.cpu().numpy() for each in cuda or ())):
         digest.update(state.tobytes())
+    digest.update(b"".join(map(_state_of, own)))
     return digest.digest()
 
 
@@ -52,3 +58,68 @@ def seed_all(numbers: Sequence[int]) -> None:
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(seed)
+
+
+def seed_own(generators: Sequence[object], numbers: Sequence[int]) -> None:
+    """Seed generators that ``own_generators`` has found from non-negative integers, each by its place among them."""
+    for place, generator in enumerate(generators):
+        text = repr([*map(int, numbers), place]).encode()
+        (seed,) = struct.unpack("<I", hashlib.blake2b(text, digest_size=4).digest())
+        if isinstance(generator, np.random.Generator):
+            kind: Any = type(generator.bit_generator)
+            generator.bit_generator.state = kind(seed).state
+        elif isinstance(generator, torch.Generator):
+            generator.manual_seed(seed)
+        elif isinstance(generator, (random.Random, np.random.RandomState)):
+            generator.seed(seed)
+
+
+def _state_of(generator: object) -> bytes:
+    if isinstance(generator, torch.Generator):
+        return generator.get_state().numpy().tobytes()
+    if isinstance(generator, np.random.Generator):
+        return repr(generator.bit_generator.state).encode()
+    if isinstance(generator, np.random.RandomState):
+        return repr(generator.get_state(legacy=False)).encode()
+    assert isinstance(generator, random.Random)
+    return repr(generator.getstate()).encode()
+
+
+# At how many objects a search for generators looks at most, and at how many entries of each container: items may be many.
+_LOOKED_AT, _ENTRIES = 10_000, 100
+_GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
+_CLOSED = (str, bytes, int, float, complex, torch.Tensor, np.ndarray, np.generic, torch.nn.Module, ModuleType, type)
+
+
+def own_generators(*roots: object) -> list[object]:
+    """Find the generators that objects use: in attributes, containers, closures, partial functions, and global variables."""
+    found: list[object] = []
+    known: dict[int, object] = {}
+    waiting = deque(roots)
+    while waiting and len(known) < _LOOKED_AT:
+        value = waiting.popleft()
+        if value is None or isinstance(value, _CLOSED) or id(value) in known:
+            continue
+        known[id(value)] = value  # kept alive, so that no other object gets its id
+        if not isinstance(value, _GENERATORS):
+            waiting.extend(_used_by(value))
+        elif not isinstance(value, random.SystemRandom):
+            found.append(value)
+    return found
+
+
+def _used_by(value: Any) -> Iterable[object]:
+    if isinstance(value, (list, tuple, set, frozenset, deque)):
+        return islice(value, _ENTRIES)
+    if isinstance(value, dict):
+        return islice(value.values(), _ENTRIES)
+    if isinstance(value, functools.partial):
+        return value.func, value.args, value.keywords
+    if isinstance(value, (MethodType, BuiltinMethodType)):
+        return value.__self__, getattr(value, "__func__", None)
+    if isinstance(value, FunctionType):
+        variables = inspect.getclosurevars(value)
+        globals_ = [each for each in variables.globals.values() if isinstance(each, (*_GENERATORS, FunctionType))]
+        return (*variables.nonlocals.values(), *globals_, *(value.__defaults__ or ()))
+    methods = (getattr(type(value), name, None) for name in ("__getitem__", "__call__"))
+    return (*getattr(value, "__dict__", {}).values(), *(each for each in methods if isinstance(each, FunctionType)))

@@ -157,9 +157,13 @@ class TrainingChecks:
         is_shared = any(value is optimizer for value in shared)
         wrapped = {id(p) for model in self._job.models for p in model.parameters()}
         if not is_shared and any(id(p) in wrapped for p in parameters):
+            around = [
+                value for value in shared if isinstance(value, torch.optim.Optimizer) and _holds(value, optimizer)
+            ]
+            within = f", which is the one within the State's {type(around[0]).__name__}," if around else ""
             raise TrainingCodeError(
-                f"an optimizer ({type(optimizer).__name__}) steps the parameters of a DistributedDataParallel and is not "
-                "in the State: after a reset its state would differ from rank to rank. Write state = se.TorchState(…, "
+                f"an optimizer ({type(optimizer).__name__}){within} steps the parameters of a DistributedDataParallel and is not "
+                "in the State itself: after a reset its state would differ from rank to rank. Write state = se.TorchState(…, "
                 f"{self._free_name('optimizer')}=optimizer), with the optimizer itself, in a list or dict, or with an "
                 "object that holds it and has state_dict"
             )
@@ -332,6 +336,10 @@ def _before_step(optimizer: torch.optim.Optimizer, args: object, kwargs: object)
 def _after_step(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
     if not is_part(optimizer) and (checks := _checks()) is not None:
         checks.after_step(optimizer)
+
+
+def _holds(wrapper: torch.optim.Optimizer, optimizer: torch.optim.Optimizer) -> bool:
+    return any(value is optimizer for value in vars(wrapper).values())
 
 
 def _averaged_by_torch(parameters: Sequence[torch.Tensor]) -> bool:

@@ -226,7 +226,9 @@ def test_shares_change_between_two_steps_and_every_row_counts_once(dataset: Path
     assert world.counted == collections.Counter((0, row) for row in range(203))
 
 
-@pytest.mark.parametrize("draw", [lambda: np.random.rand(), lambda: torch.rand(1), lambda: random.random()])
+@pytest.mark.parametrize(
+    "draw", [lambda: np.random.rand(), lambda: torch.rand(1), lambda: random.random(), np.random.default_rng(0).random]
+)
 def test_with_shards_a_transform_that_draws_random_numbers_is_refused(dataset: Path, draw: Callable[[], Any]) -> None:
     """It gets as many rows at a time as its rank reads, so that the same row would get other numbers in another world."""
 

@@ -214,6 +214,28 @@ def test_an_optimizer_of_a_wrapped_model_has_to_be_in_the_state_somehow(stage: S
         step(model, optimizer)
 
 
+class Around(torch.optim.Optimizer):
+    """An optimizer that lets another one step, as Lookahead does."""
+
+    def __init__(self, base: torch.optim.Optimizer) -> None:
+        super().__init__(base.param_groups, base.defaults)
+        self.base = base
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.base.step()
+
+
+def test_an_optimizer_within_another_one_has_to_be_in_the_state_too(stage: Stage) -> None:
+    model = DistributedDataParallel(net())
+    around = Around(sgd(model))
+    stage.begin(TorchState(model=model, optimizer=around))
+    backward(model)
+    with pytest.raises(
+        TrainingCodeError, match=r"\(SGD\), which is the one within the State's Around, .* optimizer_2=opt"
+    ):
+        around.step()
+
+
 def test_a_scheduler_in_the_state_does_not_stand_for_its_optimizer(stage: Stage) -> None:
     model = DistributedDataParallel(net())
     optimizer = sgd(model)

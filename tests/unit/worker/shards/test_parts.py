@@ -31,16 +31,17 @@ def nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 class Rows(torch.utils.data.Dataset[Any]):
-    """Rows with a random number of their own."""
+    """Rows with random numbers of their own."""
 
-    def __init__(self, count: int) -> None:
-        self.count = count
+    def __init__(self, count: int, generator: np.random.Generator | None = None) -> None:
+        self.count, self.generator = count, generator
 
     def __len__(self) -> int:
         return self.count
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.full((4,), float(index)) + torch.rand(4), torch.tensor(np.random.rand())
+        number = np.random.rand() if self.generator is None else self.generator.random()
+        return torch.full((4,), float(index)) + torch.rand(4), torch.tensor(number)
 
 
 def training(
@@ -110,12 +111,14 @@ def test_each_loop_over_a_batch_draws_other_random_numbers_and_a_new_run_the_sam
     assert draw() == found
 
 
-def test_items_draw_their_own_random_numbers_and_leave_those_of_the_process_alone() -> None:
+@pytest.mark.parametrize("has_generator", [False, True])
+def test_items_draw_their_own_random_numbers_and_leave_those_of_the_process_alone(has_generator: bool) -> None:
     batches = {}
     for size, workers in ((1, 0), (2, 0), (1, 2)):
         ranks = []
         for rank in range(size):
-            loader = se.data.ElasticDataLoader(Rows(40), global_batch_size=20, shards=4, seed=1, num_workers=workers)
+            rows = Rows(40, np.random.default_rng(size) if has_generator else None)
+            loader = se.data.ElasticDataLoader(rows, global_batch_size=20, shards=4, seed=1, num_workers=workers)
             loader.set_world(rank, size)
             torch.manual_seed(size)
             ranks += first(se.ObjectState(loader=loader))
