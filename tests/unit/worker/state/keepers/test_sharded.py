@@ -17,6 +17,7 @@ from spark_elastic.checkpoint.best import Metric
 from spark_elastic.checkpoint.parts import encode_part
 from spark_elastic.errors import CheckpointError, SparkElasticError, StateLostError, WorkerLostError
 from spark_elastic.protocol.messages import CommitId, Slices
+from spark_elastic.worker.state.keepers import sharded
 from spark_elastic.worker.state.keepers.sharded import Sharded
 
 SIZE = 4
@@ -72,6 +73,34 @@ def test_a_rank_keeps_its_slices_of_parameters_and_moments_and_buffers_whole(
     sliced = sum(flat.numel() for flats in kept(state).current.slices.flats.values() for flat in flats)
     assert sliced == pytest.approx(total * len(held) / SIZE, abs=len(held))
     assert all(map(torch.equal, kept(state).current.buffer.views, state.model.buffers()))
+
+
+def test_newcomers_are_told_of_the_commit_that_they_get_also_where_its_holders_have_gone_on(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+    state = TorchState(model=model, optimizer=torch.optim.Adam(model.parameters()), commit="sharded")
+    state._prepare()
+    stage.begin(state, others=[None] * (SIZE - 1))
+    state._checks = None
+    train(state)
+    held = kept(state)._current.commit
+    assert held is not None
+    state.optimizer = torch.optim.Adam(model[1].parameters())
+    train(state)
+    assert state._tell() is not None
+    told = []
+
+    def gather(world: Any, plan: Any, mine: Any, *_: object) -> None:
+        told.append(mine.told)
+        raise WorkerLostError("another rank was lost")
+
+    monkeypatch.setattr(sharded, "gather", gather)
+    monkeypatch.setattr(sharded, "plan_gather", lambda *_: None)
+    world: Any = SimpleNamespace(newest_commit=held, members=[SimpleNamespace(commit=held)] * 2)
+    with pytest.raises(WorkerLostError):
+        kept(state).catch_up(world, {}, state._tell)
+    assert told == [None]
 
 
 def divisible(parameters: Any) -> torch.optim.Optimizer:
