@@ -134,6 +134,24 @@ def test_stages_have_what_sparks_own_tests_ask_of_params(kind: Any) -> None:
     assert changed.explainParams().count("\n") >= len(names) - 1
 
 
+@pytest.mark.parametrize("kind", STAGES)
+def test_stages_are_pickled_by_plain_pickle_as_other_tools_do(kind: Any) -> None:
+    network = torch.nn.Linear(1, 1)
+    is_model = not hasattr(kind, "fit")
+    stage = kind(model=network) if is_model else kind(model=network, epochs=3, validationFraction=0.5, balance="auto")
+    stage.setParams(transformBatchSize=7)
+    again = pickle.loads(pickle.dumps(stage))
+    assert type(again) is kind
+    assert (again.uid, again.params) == (stage.uid, stage.params)
+    assert {param.name for param in again.params if again.isSet(param)} == {
+        param.name for param in stage.params if stage.isSet(param)
+    }
+    assert torch.equal((again.model if is_model else again.value("model")).weight, network.weight)
+    assert again.value("transformBatchSize") == 7
+    with pytest.raises(TypeError, match="transformBatchSize: must be a whole number, not 'x'"):
+        again.setParams(transformBatchSize="x")
+
+
 ONE_CYCLE = torch.optim.lr_scheduler.OneCycleLR
 
 
