@@ -449,6 +449,8 @@ def _is_on(conf: Mapping[str, str], name: str) -> bool:
 
 
 def _line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    telling = [line for line in lines if re.match(r"[\w.]*(Error|Exception|MISMATCH)", line)]
-    return (telling or lines or [type(error).__name__])[-1][:300]
+    """Return what tells most about an error: the innermost cause, if its text has the stack of a JVM or of Python."""
+    lines = [line.strip().removeprefix(": ").removeprefix("Caused by: ") for line in str(error).splitlines()]
+    said = [line for line in lines if line and not line.startswith(("at ", "..."))]
+    telling = [line for line in said if re.match(r"[\w.$]+(Error|Exception)\b|\[?\w+MISMATCH", line)]
+    return (telling[-1] if telling else said[0] if said else type(error).__name__)[:300]

@@ -58,8 +58,9 @@ class Shortage:
         if self._since is None or seen.now - self._since < settings.elastic_timeout:
             return None
         have = len(seen.members) + len(seen.newcomers)
+        least, _ = _given(settings)
         return NotEnoughHostsError(
-            f"only {have} of min_np={settings.min_np} workers were left {settings.elastic_timeout:g} s "
+            f"only {have} of {least}={settings.min_np} workers were left {settings.elastic_timeout:g} s "
             f"(elastic_timeout) after {(seen.world and seen.world.broken_by) or 'the last change'}; "
             f"{len(seen.hosts)} hosts are registered"
         )
@@ -68,6 +69,7 @@ class Shortage:
         self, seen: Situation, elastic_since: float | None
     ) -> NotEnoughHostsError | None:
         settings = seen.settings
+        least, most = _given(settings)
         # A long function without an elastic part looks like one that never reaches it, so only hosts count until a worker has
         # reached an elastic function.
         since = self._since if self._since is not None else elastic_since
@@ -75,13 +77,18 @@ class Shortage:
             return None
         if self._since is not None:
             have = sum(not host.draining for host in seen.hosts)
-            what = f"{have} of min_np={settings.min_np} hosts had registered"
+            what = f"{have} of {least}={settings.min_np} hosts had registered"
         else:
             have = sum(worker.phase is WorkerPhase.READY for worker in seen.workers.values())
             if have >= settings.min_np:
                 return None
-            what = f"{have} of min_np={settings.min_np} workers had reached the elastic function"
+            what = f"{have} of {least}={settings.min_np} workers had reached the elastic function"
         return NotEnoughHostsError(
             f"only {what} after {settings.start_timeout:g} s (start_timeout). Are there free cores "
-            f"for max_np={settings.max_np} tasks? Lower min_np, or raise start_timeout.{self._slot_trouble}"
+            f"for {most}={settings.max_np} tasks? Lower {least}, or raise start_timeout.{self._slot_trouble}"
         )
+
+
+def _given(settings: JobSettings) -> tuple[str, str]:
+    """Return what the user gives for the least and the largest number of workers: a fixed world has one size."""
+    return ("min_np", "max_np") if settings.elastic else ("num_proc", "num_proc")

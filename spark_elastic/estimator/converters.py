@@ -1,6 +1,7 @@
 """Converters: define what the Params of estimators and models accept, and the form in which they store it.
 
-A converter raises ``TypeError`` or ``ValueError`` with the reason, which ``params.param`` prefixes with the Param's name.
+A converter raises ``TypeError`` or ``ValueError`` with the reason, which ``params.param`` prefixes with the Param's name. It is
+pickled with every estimator and model that has the Param, so those that are made with arguments are partials, not closures.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from pyspark.ml.param import TypeConverters
@@ -30,34 +32,32 @@ Function = Callable[..., object]
 
 def whole(least: int, most: int = 2**63 - 1) -> Converter[int]:
     """Make a converter for whole numbers from ``least`` to ``most``."""
+    return partial(_whole, least, most)
 
-    def convert(value: object) -> int:
-        if isinstance(value, bool) or not hasattr(value, "__int__") or isinstance(value, str) or int(value) != value:
-            raise TypeError(f"must be a whole number, not {value!r}")
-        if value < least:
-            raise ValueError(f"must be a whole number from {least} on, not {value!r}")
-        if value > most:
-            raise ValueError(f"must be a whole number up to {most}, not {value!r}")
-        return int(value)
 
-    return convert
+def _whole(least: int, most: int, value: object) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__int__") or isinstance(value, str) or int(value) != value:
+        raise TypeError(f"must be a whole number, not {value!r}")
+    if value < least:
+        raise ValueError(f"must be a whole number from {least} on, not {value!r}")
+    if value > most:
+        raise ValueError(f"must be a whole number up to {most}, not {value!r}")
+    return int(value)
 
 
 def number(low: float = -math.inf, high: float = math.inf, *, low_open: bool = False) -> Converter[float]:
     """Make a converter for numbers between two bounds, excluding the upper one."""
+    return partial(_number, low, high, low_open)
 
-    def convert(value: object) -> float:
-        if isinstance(value, (bool, str)) or not hasattr(value, "__float__"):
-            raise TypeError(f"must be a number, not {value!r}")
-        converted = float(value)
-        if math.isnan(converted) or converted < low or (low_open and converted == low) or converted >= high:
-            bounds = f"{'above' if low_open else 'at least'} {low:g}" + (
-                f" and below {high:g}" if high < math.inf else ""
-            )
-            raise ValueError(f"must be a number {bounds}, not {value!r}")
-        return converted
 
-    return convert
+def _number(low: float, high: float, low_open: bool, value: object) -> float:
+    if isinstance(value, (bool, str)) or not hasattr(value, "__float__"):
+        raise TypeError(f"must be a number, not {value!r}")
+    converted = float(value)
+    if math.isnan(converted) or converted < low or (low_open and converted == low) or converted >= high:
+        bounds = f"{'above' if low_open else 'at least'} {low:g}" + (f" and below {high:g}" if high < math.inf else "")
+        raise ValueError(f"must be a number {bounds}, not {value!r}")
+    return converted
 
 
 def boolean(value: object) -> bool:
@@ -83,13 +83,13 @@ def folder(value: object) -> str:
 
 def one_of(*choices: str) -> Converter[str]:
     """Make a converter that accepts one of these strings."""
+    return partial(_one_of, choices)
 
-    def convert(value: object) -> str:
-        if value not in choices:
-            raise ValueError(f"must be one of {', '.join(choices)}, not {value!r}")
-        return str(value)
 
-    return convert
+def _one_of(choices: tuple[str, ...], value: object) -> str:
+    if value not in choices:
+        raise ValueError(f"must be one of {', '.join(choices)}, not {value!r}")
+    return str(value)
 
 
 def names(value: object) -> list[str]:

@@ -96,9 +96,9 @@ _users: Counter[str] = Counter()
 def check_names(columns: Sequence[str]) -> None:
     """Raise ValueError for a column name that the store itself uses."""
     for name in columns:
-        if name.lower() == _SPLIT:  # Spark ignores the case of names
+        if name.lower() in (_SPLIT, _KEY, _STRATUM):  # Spark ignores the case of names
             raise ValueError(
-                f"column {name!r} cannot be trained on, because the store tells under this name which rows validate: rename it, "
+                f"column {name!r} cannot be trained on, because the store has a column of its own under this name: rename it, "
                 f"df.withColumnRenamed({name!r}, …)"
             )
 

@@ -25,6 +25,7 @@ from pyspark.sql.types import (
     StringType,
     StructField,
     StructType,
+    UserDefinedType,
 )
 
 from spark_elastic._json import Json
@@ -110,6 +111,28 @@ def check_scalars(schema: StructType, names: Iterable[str], role: str) -> None:
         if not _is_number(schema[name].dataType):
             kind = schema[name].dataType.simpleString()
             raise TypeError(f"{role}: column {name!r} is {kind}; it must be one number or boolean a row")
+
+
+def check_orderable(schema: StructType, name: str, role: str) -> None:
+    """Raise ValueError unless exactly one column has this name; TypeError if Spark cannot group rows by its values."""
+    check_exists(schema, name, role)
+    kind = schema[name].dataType
+    if not _is_orderable(kind):
+        raise TypeError(
+            f"{role}: column {name!r} is {kind.simpleString()}, by which Spark cannot group rows; it must be a string, a number "
+            "or another type that can be sorted"
+        )
+
+
+def _is_orderable(kind: DataType) -> bool:
+    if isinstance(kind, UserDefinedType):
+        return _is_orderable(kind.sqlType())
+    if isinstance(kind, StructType):
+        return all(_is_orderable(field.dataType) for field in kind.fields)
+    if isinstance(kind, ArrayType):
+        return _is_orderable(kind.elementType)
+    # By name, because pyspark 3.5 does not know all of them.
+    return kind.typeName() not in ("map", "variant", "interval", "geometry", "geography")
 
 
 def is_vector(kind: DataType) -> bool:

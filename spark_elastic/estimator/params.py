@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from pyspark.ml.param import Param, Params
 
@@ -102,24 +103,30 @@ def _setter(name: str, title: str, doc: str) -> Callable[[Parameterized, object]
 
 def param(name: str, doc: str, convert: Converter[T]) -> Param[T | None]:
     """Make a Param whose conversion errors name it."""
+    return Param(Params._dummy(), name, doc, typeConverter=_Named(name, convert))
 
-    def named(value: object) -> T | None:
+
+class _Named(Generic[T]):
+    """A converter whose errors name the Param. It is pickled with each estimator and model, by name."""
+
+    def __init__(self, name: str, convert: Converter[T]) -> None:
+        self.name = name
+        self.convert = convert
+
+    def __call__(self, value: object) -> T | None:
         if value is None:
             return None
         try:
-            return convert(value)
+            return self.convert(value)
         except (TypeError, ValueError) as error:
-            raise type(error)(f"{name}: {error}") from None
-
-    named.__wrapped__ = convert  # type: ignore[attr-defined]
-    return Param(Params._dummy(), name, doc, typeConverter=named)
+            raise type(error)(f"{self.name}: {error}") from None
 
 
 def converter_of(param: Param[object]) -> str:
     """Return the name of a Param's converter, or of the function that made it."""
-    convert = inspect.unwrap(param.typeConverter)
-    name: str = convert.__qualname__
-    return name.removesuffix(".<locals>.convert").rpartition(".")[2]
+    convert: Any = param.typeConverter.convert if isinstance(param.typeConverter, _Named) else param.typeConverter
+    convert = convert.func if isinstance(convert, functools.partial) else convert
+    return str(convert.__name__).lstrip("_")
 
 
 FEATURE_COLS = "columns, one for each positional argument of forward, or side by side where it takes one argument"

@@ -18,7 +18,7 @@ from spark_elastic.driver.run import DRIVERS
 from spark_elastic.driver.settings import check_sizes
 from spark_elastic.estimator.batch_size import enough_workers
 from spark_elastic.estimator.dataset import Split
-from spark_elastic.estimator.frame import check_exists, check_scalars, row_shape
+from spark_elastic.estimator.frame import check_orderable, check_scalars, row_shape
 from spark_elastic.estimator.layout import Layout
 from spark_elastic.estimator.objective import Objective, weighs_labels
 from spark_elastic.estimator.params import Parameterized
@@ -82,7 +82,10 @@ def plan_recipe(params: Parameterized, layout: Layout, default_loss: object) -> 
 
 
 def plan_split(params: Parameterized, indicator: str | None, schema: StructType) -> Split:
-    """Return how rows are split for validation. Raises ValueError if the Params contradict each other."""
+    """Return how rows are split for validation. Raises ValueError if the Params contradict each other.
+
+    Raises TypeError for columns of types that do not fit.
+    """
     stratify = params.value("stratifyCol") or None
     split = Split(params.value("validationFraction"), indicator, params.value("seed"), stratify)
     if split.fraction and split.indicator:
@@ -90,7 +93,7 @@ def plan_split(params: Parameterized, indicator: str | None, schema: StructType)
     if stratify is not None and not split.fraction:
         raise ValueError(f"stratifyCol={stratify!r} is for validationFraction, which takes that share of each class")
     if stratify is not None:
-        check_exists(schema, stratify, "stratifyCol")
+        check_orderable(schema, stratify, "stratifyCol")
     if split.indicator:
         check_scalars(schema, [split.indicator], "validationIndicatorCol")
     return split

@@ -141,8 +141,11 @@ class PredictionModel(ElasticModel, HasPredictorCols):
     def evaluate(self, dataset: DataFrame) -> dict[str, float]:
         """Return the usual metrics for a DataFrame with labels, under the names of Spark's evaluators.
 
-        Raises ``ValueError`` without a ``predictionCol``, without rows, and for labels and weights that are null or NaN.
+        Raises ``ValueError`` for a streaming DataFrame, without a ``predictionCol``, without rows, and for labels and weights
+        that are null or NaN.
         """
+        if dataset.isStreaming:
+            raise ValueError("evaluate takes a batch DataFrame, not a streaming one: call it in foreachBatch")
         if not self.value("predictionCol"):
             raise ValueError('predictionCol="" leaves out the predictions, of which evaluate computes its metrics')
         given = {role: self.value(role) for role in ("labelCol", "weightCol") if self.value(role)}

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 def describe_from_frame(model: ElasticModel, layout: Layout, frame: DataFrame) -> None:
     """Set a model's layout, shapes and widths by calling its network on a few rows of the shapes of the DataFrame's features.
 
-    Reads a few rows if the schema does not say how long lists are. Raises ValueError if the network cannot be called.
+    Reads a few rows if the schema does not say how long lists are. Raises ValueError if the network cannot be called, and
+    if these rows would have to be read from a streaming DataFrame.
     """
     assert model.model is not None
     check_columns(frame.schema, layout.features, "features")
@@ -45,6 +46,11 @@ def _sizes(frame: DataFrame, names: Sequence[str]) -> dict[str, list[int]]:
     unknown = [name for name, shape in shapes.items() if shape is None]
     if not unknown:
         return found
+    if frame.isStreaming:
+        raise ValueError(
+            f"transform a batch DataFrame first: the length of the lists in column {unknown[0]!r} is not known, and no rows of a "
+            "streaming one can be read to find it"
+        )
     lists = [as_list(frame, name) for name in unknown]
     # The size of a null is -1 or null, depending on Spark's settings.
     rows = frame.select(*(f.when(value.isNotNull(), f.size(value)) for value in lists)).limit(ROWS).collect()

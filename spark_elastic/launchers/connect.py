@@ -140,6 +140,8 @@ class ConnectSlots:
         self._slots = [_Slot(number) for number in range(slots)]
         self._wake = threading.Condition()
         self._closing = False
+        # The calling thread's, by which the user may interrupt the job.
+        self._tags = frozenset(session.getTags())
         self._has_hosts = False
         self._end = ""
         self._threads = [
@@ -200,7 +202,9 @@ class ConnectSlots:
     # ------------------------------------------------------------------ threads
 
     def _keep(self, slot: _Slot) -> None:
-        """Keep a query submitted for a slot until the job is over."""
+        """Keep a query submitted for a slot until the job is over. Tags apply only to the queries of this thread."""
+        for tag in self._tags:
+            self._session.addTag(tag)
         for attempt in itertools.count():
             while (pause := slot.start_at - time.monotonic()) > 0 and self._wait(pause):
                 pass  # the slot may have been given back meanwhile, and have to wait longer
@@ -208,7 +212,7 @@ class ConnectSlots:
                 return
             reason, said = "", ""
             slot.tag = f"spark_elastic-{self._ticket.run_id}-{slot.number}-{attempt}"
-            self._session.addTag(slot.tag)  # the tag applies only to the queries of this thread
+            self._session.addTag(slot.tag)
             try:
                 frame = self._session.range(0, 1, 1, numPartitions=1)
                 with unlogged(*_LOGGERS):  # at level DEBUG these loggers write what is sent, and the key with it

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from spark_elastic.launchers.connect import end_in
 from spark_elastic.launchers.defaults import unlogged
@@ -54,15 +54,19 @@ class Queries:
         self._numbers = itertools.count()
         # The threads that run, and those that have ended since the last query was submitted.
         self._threads: dict[str, threading.Thread] = {}
+        # The calling thread's, by which the user may cancel queries: the one in a classic session, the other in Spark Connect.
         self._properties: dict[str, str] = {}
+        self._tags: frozenset[str] = frozenset()
         self._interrupter: threading.Thread | None = None
         self.ended = ""
         self._watch = SessionWatch(session, self._note_end) if is_connect(session) else None
 
     def __enter__(self) -> Queries:
         """Read the calling thread's local properties. After that it makes no call to the JVM, which Ctrl-C could interrupt."""
-        if not is_connect(self._session):
-            self._properties = inherited_properties(self._session.sparkContext)
+        if is_connect(self._session):
+            self._tags = frozenset(self._session.getTags())
+        else:
+            self._properties = inherited_properties(cast("SparkSession", self._session))
         if self._watch is not None:
             self._watch.__enter__()
         return self
@@ -137,13 +141,14 @@ class Queries:
         try:
             # This applies to the queries of this thread, which runs no others.
             if is_connect(self._session):
-                self._session.addTag(tag)
+                for each in (*self._tags, tag):
+                    self._session.addTag(each)
             else:
                 context = self._session.sparkContext
-                context.addJobTag(tag)
-                context.setJobDescription(description)
                 for name, value in self._properties.items():
                     context.setLocalProperty(name, value)
+                context.addJobTag(tag)  # beside those of the caller
+                context.setJobDescription(description)
             with unlogged(*_LOGGERS):
                 answers = frame().mapInArrow(RowsMap(function), "row binary, filling binary")
                 found = answers.where("row is not null").collect()

@@ -49,6 +49,9 @@ WATCH_SECONDS = 0.5
 END_SECONDS = 20.0
 # How often the remaining Spark jobs of this run are checked while they end.
 CANCEL_SECONDS = 0.05
+_GROUP, _TAGS = "spark.jobGroup.id", "spark.job.tags"
+# How names of our tags and job groups begin.
+_OURS = "spark_elastic-"
 
 
 class SparkEndedError(Exception):
@@ -110,7 +113,7 @@ class SparkLauncher:
 
     def launch(self, ticket: Ticket, slots: int, listener: SlotListener) -> SparkSlots:
         """Return this many slots."""
-        return SparkSlots(self._session.sparkContext, ticket, slots, listener, self._profile)
+        return SparkSlots(self._session, ticket, slots, listener, self._profile)
 
 
 @dataclass(slots=True)
@@ -128,24 +131,25 @@ class SparkSlots:
 
     def __init__(
         self,
-        context: SparkContext,
+        session: SparkSession,
         ticket: Ticket,
         slots: int,
         listener: SlotListener,
         profile: ResourceProfile | None = None,
     ) -> None:
-        self._context = context
+        self._context = session.sparkContext
         self._ticket = ticket
         self._profile = profile
         self._slots = [_Slot(number) for number in range(slots)]
         self._listener = listener
-        self._group = f"spark_elastic-{ticket.run_id}"
+        # Only this run's Spark jobs have this tag, whereas they share the caller's job group, if there is one.
+        self._tag = f"{_OURS}{ticket.run_id}"
         self._wake = threading.Condition()
         self._closing = False
         self._give_back = False
         # Whether any slot has ever registered. If so, executors differ, and another try may find one that can run the task.
         self._has_hosts = False
-        self._properties = inherited_properties(self._context)
+        self._properties = inherited_properties(session)
         self._has_properties = False
         self._cancellation = ""
         self._thread = threading.Thread(target=self._run, name="spark_elastic-launcher", daemon=True)
@@ -240,11 +244,16 @@ class SparkSlots:
             self._wake.wait_for(lambda: self._closing or (self._give_back and not is_failing), seconds)
 
     def _take_properties(self) -> None:
-        """Have this thread's Spark jobs run as the user's own would, in a job group of this run."""
+        """Have this thread's Spark jobs run as the user's own would, so that what cancels those cancels them as well.
+
+        Spark must not interrupt the threads of tasks, even if it would those of the caller: a thread that is interrupted closes
+        its connection to the task's Python process, which still has workers to end. The driver ends cancelled tasks.
+        """
         if self._has_properties:
             return
-        self._context.setJobGroup(self._group, f"spark_elastic run {self._ticket.run_id}", interruptOnCancel=False)
-        for name, value in self._properties.items():
+        self._context.setJobGroup(self._tag, f"spark_elastic run {self._ticket.run_id}", interruptOnCancel=False)
+        tags = ",".join(filter(None, (self._properties.get(_TAGS), self._tag)))
+        for name, value in {**self._properties, _TAGS: tags}.items():
             self._context.setLocalProperty(name, value)
         self._has_properties = True
 
@@ -293,7 +302,7 @@ class SparkSlots:
                 if all(slot.future.isDone() for slot in open_slots) and not self._active_jobs():
                     return
                 if time.monotonic() > deadline:
-                    self._context.cancelJobGroup(self._group)
+                    self._context.cancelJobsWithTag(self._tag)
                     return
                 self._cancel_waiting()
             except Exception:
@@ -313,15 +322,40 @@ class SparkSlots:
                 self._context._jsc.sc().cancelJob(job)
 
     def _active_jobs(self) -> set[int]:
-        tracker = self._context.statusTracker()
-        return set(tracker.getActiveJobsIds()) & set(tracker.getJobIdsForGroup(self._group))
+        tracker = self._context._jsc.sc().statusTracker()  # Python's has no getJobIdsForTag
+        return set(tracker.getActiveJobIds()) & set(tracker.getJobIdsForTag(self._tag))
 
 
-def inherited_properties(context: SparkContext) -> dict[str, str]:
-    """Return the calling thread's local properties that also apply to our Spark jobs, which have threads of their own."""
-    names = ("spark.scheduler.pool",)
-    found = {name: context.getLocalProperty(name) for name in names}
-    return {name: value for name, value in found.items() if value is not None}
+def inherited_properties(session: SparkSession) -> dict[str, str]:
+    """Return the calling thread's local properties that also apply to our Spark jobs, which have threads of their own.
+
+    Those are the pool that they are scheduled in, and the job group and tags by which the user, a notebook or a streaming query
+    cancels them. Where ``PYSPARK_PIN_THREAD`` is false, they may be those of a thread of an earlier run: each run cancels what
+    has its own tag.
+    """
+    names = ("spark.scheduler.pool", _GROUP, _TAGS)
+    found = {name: session.sparkContext.getLocalProperty(name) or "" for name in names}
+    tags = f"{found[_TAGS]},{_session_tags(session)}".split(",")
+    found[_TAGS] = ",".join(tag for tag in tags if tag and not tag.startswith(_OURS))
+    if found[_GROUP].startswith(_OURS):
+        del found[_GROUP]
+    return {name: value for name, value in found.items() if value}
+
+
+def _session_tags(session: SparkSession) -> str:
+    """Return the tags by which ``interruptAll`` and ``interruptTag`` of a session find jobs; empty before Spark 4.
+
+    Spark adds them to the jobs of its queries only, in the thread that asks for the query.
+    """
+    from py4j.protocol import Py4JError, Py4JNetworkError
+
+    java: Any = session._jsparkSession
+    try:
+        return ",".join(filter(None, (java.sessionJobTag(), java.managedJobTags().get().values().mkString(","))))
+    except Py4JNetworkError:
+        raise
+    except Py4JError:
+        return ""
 
 
 def _reason(future: Any) -> str:
@@ -345,8 +379,8 @@ def _reason(future: Any) -> str:
 def cancellation_in(reason: str) -> str:
     """Say how somebody has cancelled a slot's Spark job; empty if it ended for another reason.
 
-    Only ``cancelAllJobs``, ``cancelJobGroup``, ``cancelJob`` and the "kill" links of Spark's UI cancel a job: Spark runs lost
-    tasks again, and aborts a job whose tasks fail too often.
+    Only ``cancelAllJobs``, ``cancelJobGroup``, ``cancelJobsWithTag``, ``cancelJob``, the "kill" links of Spark's UI, and what
+    calls one of these cancel a job: Spark runs lost tasks again, and aborts a job whose tasks fail too often.
     """
     if not re.search(r"\bJob \d+ cancelled\b", reason):
         return ""

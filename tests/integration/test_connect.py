@@ -152,6 +152,15 @@ def test_interrupting_all_queries_of_the_session_cancels_the_job(session: Any) -
         )
 
 
+def test_interrupting_queries_by_a_tag_of_the_calling_thread_cancels_the_job(session: Any) -> None:
+    session.addTag("the user's")
+    with pytest.raises(JobCancelledError, match="interrupted"):
+        spark_elastic.run(
+            count_steps, args=(10**6, 0.02), spark=session, max_np=2,
+            on_event=at_step(1, lambda: session.interruptTag("the user's")),
+        )  # fmt: skip
+
+
 def test_with_its_driver_in_a_slot_a_job_needs_nothing_but_the_session(session: Any, tmp_path: Path) -> None:
     formed: list[Any] = []
 

@@ -397,6 +397,81 @@ def test_cancelling_the_spark_jobs_of_a_run_cancels_the_run(
     assert kinds.count("world_formed") == 1
 
 
+@pytest.mark.parametrize("by", ["group", "tag"])
+def test_what_cancels_the_spark_jobs_of_the_calling_thread_cancels_its_run_within_seconds(
+    run_on_spark: Any, spark: Any, by: str
+) -> None:
+    context, errors = spark.sparkContext, []
+    formed = threading.Event()
+
+    def train() -> None:
+        if by == "group":
+            context.setJobGroup("the user's", "a cell of a notebook", interruptOnCancel=True)
+        else:
+            context.addJobTag("the user's")
+        try:
+            run_on_spark(training.count_steps, 10**6, 0.02, min_np=2, max_np=2, on_event=watch)
+        except JobCancelledError as error:
+            errors.append(error)
+
+    def watch(event: dict[str, Any]) -> None:
+        if event["event"] == "world_formed":
+            formed.set()
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    assert formed.wait(200)
+    if by == "group":
+        context.cancelJobGroup("the user's")
+    else:
+        context.cancelJobsWithTag("the user's")
+    thread.join(20)
+    goes_on = thread.is_alive()
+    context.cancelAllJobs()  # otherwise the run would go on during the next tests
+    assert not goes_on
+    assert "its Spark jobs were cancelled" in str(errors[0])
+    assert not context.statusTracker().getActiveJobsIds()
+
+
+@pytest.fixture(scope="module")
+def called_back(spark: Any) -> None:
+    """Start the server by which Spark calls Python for a batch, which stays, before the test is asked what it leaves behind."""
+    from pyspark.java_gateway import ensure_callback_server_started
+
+    ensure_callback_server_started(spark.sparkContext._gateway)
+
+
+@pytest.mark.usefixtures("called_back")
+def test_a_streaming_query_that_stops_cancels_the_run_in_its_batch(
+    run_on_spark: Any, spark: Any, tmp_path: Path
+) -> None:
+    errors: list[BaseException] = []
+    formed = threading.Event()
+
+    def watch(event: dict[str, Any]) -> None:
+        if event["event"] == "world_formed":
+            formed.set()
+
+    def train(batch: Any, number: int) -> None:
+        try:
+            run_on_spark(training.count_steps, 10**6, 0.02, min_np=2, max_np=2, on_event=watch)
+        except JobCancelledError as error:
+            errors.append(error)
+            raise
+
+    stream = spark.readStream.format("rate").load()
+    query = stream.writeStream.foreachBatch(train).option("checkpointLocation", str(tmp_path)).start()
+    assert formed.wait(200)
+    stopping = threading.Thread(target=query.stop)
+    stopping.start()
+    stopping.join(20)
+    goes_on = stopping.is_alive()
+    spark.sparkContext.cancelAllJobs()  # otherwise the run would go on during the next tests
+    assert not goes_on, "the query waits for its batch"
+    assert "its Spark jobs were cancelled" in str(errors[0])
+    assert not spark.sparkContext.statusTracker().getActiveJobsIds()
+
+
 def test_a_stopped_run_leaves_within_seconds(spark: Any) -> None:
     """What Ctrl-C does: an exception in the waiting thread."""
     import ctypes

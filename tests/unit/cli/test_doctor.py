@@ -249,6 +249,61 @@ def test_too_few_open_files_for_a_large_job_are_found(limit: int, level: Level, 
     assert said in finding.what
 
 
+# As py4j and pyspark tell them, with fewer frames.
+FRAMES = """
+\tat org.apache.spark.SparkContext.<init>(SparkContext.scala:603)
+\tat py4j.ClientServerConnection.run(ClientServerConnection.java:108)
+\tat java.base/java.lang.Thread.run(Thread.java:840)
+"""
+NOT_PARSED = (
+    "An error occurred while calling None.org.apache.spark.api.java.JavaSparkContext.\n"
+    f": org.apache.spark.SparkException: Could not parse Master URL: 'local[x]'{FRAMES}"
+)
+UNREACHABLE = (
+    "An error occurred while calling None.org.apache.spark.sql.classic.SparkSession.\n"
+    ": java.lang.IllegalStateException: Cannot call methods on a stopped SparkContext.\n"
+    "This stopped SparkContext was created at:\n\n"
+    "org.apache.spark.api.java.JavaSparkContext.<init>(JavaSparkContext.scala:59)\n"
+    "java.base/java.lang.Thread.run(Thread.java:840)\n\nAnd it was stopped at:\n\n"
+    "org.apache.spark.SparkContext$$anon$3.run(SparkContext.scala:2298)\n\n"
+    f"The currently active SparkContext was created at:\n\n(No active SparkContext.)\n         {FRAMES}"
+)
+TRACEBACK = (
+    "org.apache.spark.api.python.PythonException: Traceback (most recent call last):\n"
+    '  File "pyspark/worker.py", line 1225, in main\n'
+    "ModuleNotFoundError: No module named 'spark_elastic'\n"
+)
+NO_PACKAGE = (
+    "An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectAndServe.\n"
+    f": org.apache.spark.SparkException: Job aborted due to stage failure: {TRACEBACK}{FRAMES}\nDriver stacktrace:{FRAMES}"
+    f"Caused by: {TRACEBACK}{FRAMES}\t... 1 more\n"
+)
+CAUSED = f": java.lang.Outer$SomeException: outer{FRAMES}Caused by: java.net.UnknownHostException: nowhere{FRAMES}\t... 3 more\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (NOT_PARSED, "org.apache.spark.SparkException: Could not parse Master URL: 'local[x]'"),
+        (UNREACHABLE, "java.lang.IllegalStateException: Cannot call methods on a stopped SparkContext."),
+        (NO_PACKAGE, "ModuleNotFoundError: No module named 'spark_elastic'"),
+        (CAUSED, "java.net.UnknownHostException: nowhere"),
+        (
+            "An exception was thrown from the Python worker:\nTraceback (most recent call last):\n"
+            '  File "job.py", line 3, in f\nValueError: bad: one\nsecond',
+            "ValueError: bad: one",
+        ),
+        (
+            "[JAVA_GATEWAY_EXITED] Java gateway process exited before sending its port number.\nmore",
+            "[JAVA_GATEWAY_EXITED] Java gateway process exited before sending its port number.",
+        ),
+        ("", "RuntimeError"),
+    ],
+)
+def test_the_line_that_stands_for_an_error_is_its_reason_and_no_frame(text: str, line: str) -> None:
+    assert doctor._line(RuntimeError(text)) == line
+
+
 def test_executors_are_compared_with_the_driver() -> None:
     mine = {"host": "driver", "Python": "3.11.7", "torch": "2.13.0", "spark-elastic": "0.1.0"}
     other = {**mine, "host": "east", "torch": "2.12.0"}

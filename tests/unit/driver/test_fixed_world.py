@@ -88,6 +88,16 @@ def test_survivors_that_report_the_loss_first_run_again_too() -> None:
     assert script.generation == 2
 
 
+def test_too_few_hosts_are_told_by_the_only_size_that_such_a_job_is_given() -> None:
+    script = Script(elastic=False, min_np=4, num_proc=4, max_np=4, start_timeout=40, yield_after=1000)
+    script.join("a")
+    script.pass_time(60)
+    said = str(script.error)
+    assert "only 1 of num_proc=4 hosts had registered after 40 s" in said
+    assert "for num_proc=4 tasks? Lower num_proc, or raise start_timeout." in said
+    assert "_np" not in said
+
+
 def test_an_exception_ends_the_job() -> None:
     script = fixed("a", "b")
     script.send(ev.WorkerRaised(1, "ValueError: bad row", "train.py:7", "Traceback …", True))

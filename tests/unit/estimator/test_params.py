@@ -15,12 +15,15 @@ import cloudpickle
 import pytest
 import torch
 from pyspark.ml.classification import ProbabilisticClassificationModel, ProbabilisticClassifier
+from pyspark.ml.linalg import VectorUDT
 from pyspark.ml.regression import RegressionModel, Regressor
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
+    DataType,
     DoubleType,
     LongType,
+    MapType,
     StringType,
     StructField,
     StructType,
@@ -132,6 +135,24 @@ def test_stages_have_what_sparks_own_tests_ask_of_params(kind: Any) -> None:
     changed._resetUid("other")
     assert {param.parent for param in changed.params} == {"other"}
     assert changed.explainParams().count("\n") >= len(names) - 1
+
+
+@pytest.mark.parametrize("kind", STAGES)
+def test_stages_are_pickled_by_plain_pickle_as_other_tools_do(kind: Any) -> None:
+    network = torch.nn.Linear(1, 1)
+    is_model = not hasattr(kind, "fit")
+    stage = kind(model=network) if is_model else kind(model=network, epochs=3, validationFraction=0.5, balance="auto")
+    stage.setParams(transformBatchSize=7)
+    again = pickle.loads(pickle.dumps(stage))
+    assert type(again) is kind
+    assert (again.uid, again.params) == (stage.uid, stage.params)
+    assert {param.name for param in again.params if again.isSet(param)} == {
+        param.name for param in stage.params if stage.isSet(param)
+    }
+    assert torch.equal((again.model if is_model else again.value("model")).weight, network.weight)
+    assert again.value("transformBatchSize") == 7
+    with pytest.raises(TypeError, match="transformBatchSize: must be a whole number, not 'x'"):
+        again.setParams(transformBatchSize="x")
 
 
 ONE_CYCLE = torch.optim.lr_scheduler.OneCycleLR
@@ -312,6 +333,39 @@ def test_two_columns_of_one_name_are_refused_by_it_where_they_are_used_and_nowhe
     assert make(labelCols=["n"])._layout(twice).columns == ["x", "n"]
 
 
+@pytest.mark.parametrize("kind", [LongType(), StringType(), ArrayType(LongType()), VectorUDT()])
+def test_classes_of_a_stratified_split_may_be_whatever_spark_can_sort(kind: DataType) -> None:
+    schema = StructType([StructField("c", kind)])
+    assert plan_split(make(stratifyCol="c", validationFraction=0.1), None, schema).stratify == "c"
+
+
+class Variant(DataType):
+    """Spark 4's VariantType, as far as the plan looks."""
+
+    @classmethod
+    def typeName(cls) -> str:  # noqa: N802
+        return "variant"
+
+
+MAP = MapType(StringType(), LongType())
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (MAP, "map<string,bigint>"),
+        (Variant(), "variant"),
+        (ArrayType(StructType([StructField("m", MAP)])), "array<struct<m:map<string,bigint>>>"),
+    ],
+)
+def test_a_stratified_split_by_what_spark_cannot_sort_is_an_error_that_names_the_column(
+    kind: DataType, name: str
+) -> None:
+    schema = StructType([StructField("c", kind)])
+    with pytest.raises(TypeError, match=f"stratifyCol: column 'c' is {name}, by which Spark cannot group rows"):
+        plan_split(make(stratifyCol="c", validationFraction=0.1), None, schema)
+
+
 def test_gpus_that_spark_does_not_assign_are_an_error_on_the_driver() -> None:
     for conf in ({}, {"spark.task.resource.gpu.amount": "0"}):
         with pytest.raises(ValueError, match=r"useGpu=True, but .* 0 GPUs: set spark.task.resource.gpu.amount=1"):
@@ -366,6 +420,9 @@ def test_the_name_of_the_stores_own_column_is_refused() -> None:
         ValueError, match=r"column '_split' cannot be trained on, .* df.withColumnRenamed\('_split', …\)"
     ):
         check_names(["x", "_split"])
+    for name in ("__spark_elastic_key", "__Spark_Elastic_Stratum"):
+        with pytest.raises(ValueError, match=f"column '{name}' cannot be trained on"):
+            check_names([name])
 
 
 def test_only_a_data_frame_is_fitted() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,12 @@ def model(shape: tuple[int, ...]) -> TorchRegressionModel:
 def test_rows_of_another_width_are_an_error_and_not_other_rows(given: Any) -> None:
     with pytest.raises(ValueError, match=r"the network takes 2 numbers a row, \[2\] or \[rows, 2\], not those of"):
         model((2,)).predict(given)
+
+
+def test_a_stream_is_not_evaluated() -> None:
+    frame: Any = SimpleNamespace(isStreaming=True)
+    with pytest.raises(ValueError, match="evaluate takes a batch DataFrame, not a streaming one"):
+        model(()).evaluate(frame)
 
 
 class Mixed(nn.Module):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pyspark.sql.types import DoubleType, LongType, StructField, StructType
+from pyspark.sql.types import ArrayType, DoubleType, LongType, StructField, StructType
 from torch import nn
 
 from spark_elastic.errors import DataError
@@ -87,6 +87,16 @@ def test_a_model_around_a_network_of_elsewhere_keeps_the_types_of_its_first_rows
     model = TorchModel(model=nn.Linear(1, 1), featureCols=["x"])
     describe_from_frame(model, Layout((Input(None, ("x",)),)), frame)
     assert model.layout.arguments({"x": torch.arange(3)})[0][0].dtype == torch.float32
+
+
+def test_a_stream_whose_lists_have_an_unknown_length_is_refused_before_rows_are_asked_for() -> None:
+    schema = StructType([StructField("v", ArrayType(DoubleType()))])
+    frame: Any = SimpleNamespace(schema=schema, isStreaming=True)
+    model = TorchModel(model=nn.Linear(1, 1), featureCols=["v"])
+    with pytest.raises(
+        ValueError, match="transform a batch DataFrame first: the length of the lists in column 'v' is not"
+    ):
+        describe_from_frame(model, Layout((Input(None, ("v",)),)), frame)
 
 
 def test_a_model_keeps_the_types_of_its_training_and_whole_numbers_get_a_hint() -> None:

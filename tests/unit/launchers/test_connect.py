@@ -75,11 +75,16 @@ class Session:
     def __init__(self) -> None:
         self.own = threading.local()
         self.queries: dict[str, threading.Event] = {}
+        self.tags: list[str] = []
         self.logged: list[str] = []
         self.failed, self.runs = threading.Event(), threading.Event()
 
+    def getTags(self) -> set[str]:
+        return {"the user's"}
+
     def addTag(self, tag: str) -> None:
         self.own.tag = tag
+        self.tags.append(tag)
 
     def removeTag(self, tag: str) -> None:
         assert self.own.tag == tag
@@ -146,6 +151,14 @@ def test_a_query_that_somebody_else_interrupts_ends_the_job() -> None:
         query.set()
         slots._threads[0].join(WAIT)
     assert stopped == ["its queries were interrupted, or its Spark Connect session was stopped"]
+
+
+def test_queries_have_the_tags_of_the_thread_that_calls_by_which_the_user_interrupts_them() -> None:
+    session = Session()
+    slots, _ = one_slot(session)
+    with slots:
+        assert session.runs.wait(WAIT)
+    assert session.tags == ["the user's", "spark_elastic-run-0-0", "spark_elastic-run-0-1"]
 
 
 def test_the_jobs_key_is_in_no_log_of_the_client(caplog: pytest.LogCaptureFixture) -> None:

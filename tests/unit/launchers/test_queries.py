@@ -30,6 +30,9 @@ class Session:
         self.interrupted: dict[str, threading.Event] = {}
         self.waits = threading.Event()
 
+    def getTags(self) -> set[str]:
+        return {"the user's"}
+
     def addTag(self, tag: str) -> None:
         self.own.tag = tag
         self.interrupted[tag] = threading.Event()
@@ -132,7 +135,7 @@ def test_in_a_classic_session_cancelled_jobs_end_a_job(
 
 
 class Context:
-    """A SparkContext that notes who asks it for what."""
+    """A SparkContext, and its session in the JVM, that note who asks them for what."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, str, tuple[str, ...]]] = []
@@ -141,19 +144,33 @@ class Context:
         return lambda *given: self.asked.append((threading.current_thread().name, name, given)) or "fair"
 
 
-def test_in_a_classic_session_threads_of_queries_have_the_callers_pool_and_the_caller_asks_the_jvm_for_nothing(
+def test_in_a_classic_session_threads_of_queries_have_the_callers_properties_and_the_caller_asks_the_jvm_for_nothing(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "is_connect", lambda session: False)
-    session.sparkContext = context = Context()  # type: ignore[attr-defined]
+    session.sparkContext = session._jsparkSession = context = Context()  # type: ignore[attr-defined]
+    monkeypatch.setattr("spark_elastic.launchers.spark._session_tags", lambda session: "session")
     with Queries(session, "run") as queries:  # type: ignore[arg-type]
         assert {name for _, name, _ in context.asked} == {"getLocalProperty"}
         context.asked.clear()
         for _ in range(2):
             queries.submit(list, "a query").result(WAIT)
     assert {thread for thread, _, _ in context.asked} == {"spark_elastic-query"}
-    pool = ("spark_elastic-query", "setLocalProperty", ("spark.scheduler.pool", "fair"))
-    assert context.asked.count(pool) == 2
+    asked = [(name, *given) for _, name, given in context.asked]
+    of_one = asked[: len(asked) // 2]
+    assert of_one[:3] == [
+        ("setLocalProperty", "spark.scheduler.pool", "fair"),
+        ("setLocalProperty", "spark.jobGroup.id", "fair"),
+        ("setLocalProperty", "spark.job.tags", "fair,session"),
+    ]
+    assert of_one[3] == ("addJobTag", "spark_elastic-run-driver-0"), "after the caller's, which it would be replaced by"
+    assert asked[len(of_one) :][:3] == of_one[:3]
+
+
+def test_in_spark_connect_queries_have_the_callers_tags_and_one_of_their_own(session: Session) -> None:
+    with Queries(session, "run") as queries:  # type: ignore[arg-type]
+        queries.submit(list, "a query").result(WAIT)
+    assert list(session.interrupted) == ["the user's", "spark_elastic-run-driver-0"]
 
 
 def test_a_map_yields_each_row_by_itself_and_fills_pyspark_s_buffer_with_those_that_are_null() -> None:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from py4j.protocol import Py4JNetworkError
+from py4j.protocol import Py4JError, Py4JNetworkError
 
 from spark_elastic.errors import SparkElasticError
 from spark_elastic.launchers import defaults
@@ -49,14 +49,26 @@ class Spark:
         self.trouble = trouble
         self.is_stopped: Callable[[], bool] = lambda: False
         self.submitted = threading.Condition()
-        self.sparkContext = self._jsc = self
+        self.sparkContext = self._jsc = self._jsparkSession = self
+        # The local properties of the thread that calls, and those with which each Spark job was submitted.
+        self.own = threading.local()
+        self.properties: list[dict[str, str]] = []
 
     def getConf(self) -> dict[str, str]:  # noqa: N802
         return {}
 
-    def getLocalProperty(self, name: str) -> None: ...  # noqa: N802
+    def getLocalProperty(self, name: str) -> str | None:  # noqa: N802
+        return vars(self.own).get(name)
 
-    def setJobGroup(self, *_: Any, **__: Any) -> None: ...  # noqa: N802
+    def setLocalProperty(self, name: str, value: str) -> None:  # noqa: N802
+        vars(self.own)[name] = value
+
+    def setJobGroup(self, group: str, description: str, interruptOnCancel: bool = False) -> None:  # noqa: N802, N803
+        self.setLocalProperty("spark.jobGroup.id", group)
+        self.setLocalProperty("spark.job.interruptOnCancel", str(interruptOnCancel).lower())
+
+    def sessionJobTag(self) -> str:  # noqa: N802
+        raise Py4JError("Spark 3.5 has no such method")
 
     def setJobDescription(self, text: str) -> None: ...  # noqa: N802
 
@@ -79,6 +91,7 @@ class Spark:
 
     def collectAsync(self) -> Future:  # noqa: N802
         with self.submitted:
+            self.properties.append(dict(vars(self.own)))
             self.futures.append(Future())
             self.submitted.notify_all()
         return self.futures[-1]
@@ -86,12 +99,12 @@ class Spark:
     def statusTracker(self) -> Spark:  # noqa: N802
         return self
 
-    def getActiveJobsIds(self) -> list[int]:  # noqa: N802
+    def getActiveJobIds(self) -> list[int]:  # noqa: N802
         for future in self.futures:
             future.error = future.error or RuntimeError("Job 0 cancelled part of cancelled job group")
         return []
 
-    def getJobIdsForGroup(self, group: str) -> list[int]:  # noqa: N802
+    def getJobIdsForTag(self, tag: str) -> list[int]:  # noqa: N802
         return []
 
     def wait_for_submissions(self, count: int) -> None:
@@ -118,8 +131,39 @@ class Stopped(threading.Event):
 def launch(spark: Spark, slots: int = 2) -> tuple[SparkSlots, Stopped]:
     stopped = Stopped()
     return SparkSlots(
-        spark.sparkContext, TICKET, slots, SlotListener(stopped, lambda slot: None, lambda slot, reason: None)
+        spark, TICKET, slots, SlotListener(stopped, lambda slot: None, lambda slot, reason: None)
     ), stopped
+
+
+def test_slots_have_a_tag_of_the_run_and_whatever_cancels_the_callers_own_spark_jobs_also_when_they_come_again() -> (
+    None
+):
+    spark = Spark()
+    given = {"spark.jobGroup.id": "mine", "spark.job.tags": "one,two", "spark.scheduler.pool": "fair"}
+    for name, value in {**given, "spark.job.interruptOnCancel": "true", "spark.sql.execution.id": "3"}.items():
+        spark.setLocalProperty(name, value)
+    slots, _ = launch(spark, slots=1)
+    with slots:
+        spark.wait_for_submissions(1)
+        spark.futures[0].error = RuntimeError("Job aborted due to stage failure: ExecutorLostFailure")
+        spark.wait_for_submissions(2)
+    expected = {**given, "spark.job.tags": "one,two,spark_elastic-1", "spark.job.interruptOnCancel": "false"}
+    assert spark.properties == [expected, expected]
+    assert spark.getLocalProperty("spark.job.tags") == "one,two", "the caller's own stay"
+
+
+@pytest.mark.parametrize(
+    "left", [None, "spark_elastic-0"], ids=["none", "that of an earlier run in a thread of its pool"]
+)
+def test_slots_of_a_caller_without_a_job_group_are_in_one_of_the_run(left: str | None) -> None:
+    spark = Spark()
+    if left is not None:
+        spark.setLocalProperty("spark.jobGroup.id", left)
+        spark.setLocalProperty("spark.job.tags", left)
+    slots, _ = launch(spark, slots=1)
+    with slots:
+        spark.wait_for_submissions(1)
+    assert spark.properties[0]["spark.jobGroup.id"] == spark.properties[0]["spark.job.tags"] == "spark_elastic-1"
 
 
 @pytest.mark.parametrize(
