@@ -38,6 +38,7 @@ class Results(dict[str, torch.Tensor]):
 @pytest.fixture
 def loaders() -> Iterator[list[object]]:
     made: list[object] = [object(), object()]
+    deliveries._kept.clear()  # what loaders of other tests in this process have delivered
     yield made
     for loader in made:
         deliveries.forget(loader)
