@@ -74,12 +74,14 @@ class WeightedSamplingLoader(PositionedLoader[Batch]):
         self._counts = _all_with_rows(rows_of_epoch(weights, [loader.rows_total for loader in self._loaders]), weights)
         plan = self._loaders[0].tracker.plan
         spec = OrderSpec(seed, True, 1, 1, False)
-        parts = repr([loader.identity for loader in self._loaders])
+        parts = [{**loader.identity} for loader in self._loaders]
+        contents = [part.pop("content", None) for part in parts]
         identity = {
             "kind": "mix",
             "dataset": "+".join(str(loader.identity["dataset"]) for loader in self._loaders),
+            **({"content": "+".join(map(str, contents))} if all(contents) else {}),
             "probabilities": " ".join(f"{weight:.9g}" for weight in weights),
-            "loaders": hashlib.blake2b(parts.encode(), digest_size=8).hexdigest(),
+            "loaders": hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest(),
             "rows": sum(self._counts),
             "seed": seed,
         }

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
-import inspect
 import random
 import struct
 from collections import deque
@@ -88,38 +88,56 @@ def _state_of(generator: object) -> bytes:
 # At how many objects a search for generators looks at most, and at how many entries of each container: items may be many.
 _LOOKED_AT, _ENTRIES = 10_000, 100
 _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
-_CLOSED = (str, bytes, int, float, complex, torch.Tensor, np.ndarray, np.generic, torch.nn.Module, ModuleType, type)
+_CLOSED = (str, bytes, int, float, complex, torch.Tensor, np.ndarray, np.generic, ModuleType, type)
 
 
 def own_generators(*roots: object) -> list[object]:
-    """Find the generators that objects use: in attributes, containers, closures, partial functions, and global variables."""
+    """Find the generators that objects use: in attributes, lists, dicts, closures, partial functions, and global variables."""
     found: list[object] = []
     known: dict[int, object] = {}
     waiting = deque(roots)
     while waiting and len(known) < _LOOKED_AT:
         value = waiting.popleft()
-        if value is None or isinstance(value, _CLOSED) or id(value) in known:
+        if value is None or id(value) in known:
             continue
         known[id(value)] = value  # kept alive, so that no other object gets its id
-        if not isinstance(value, _GENERATORS):
-            waiting.extend(_used_by(value))
-        elif not isinstance(value, random.SystemRandom):
-            found.append(value)
+        with contextlib.suppress(Exception):  # proxies may raise whatever is asked of them
+            if isinstance(value, _CLOSED):
+                continue
+            if not isinstance(value, _GENERATORS):
+                waiting.extend(_used_by(value))
+            elif not isinstance(value, random.SystemRandom):
+                found.append(value)
     return found
 
 
 def _used_by(value: Any) -> Iterable[object]:
-    if isinstance(value, (list, tuple, set, frozenset, deque)):
+    if isinstance(value, (list, tuple, deque)):
         return islice(value, _ENTRIES)
     if isinstance(value, dict):
-        return islice(value.values(), _ENTRIES)
+        return islice(list(value.values()), _ENTRIES)
     if isinstance(value, functools.partial):
         return value.func, value.args, value.keywords
     if isinstance(value, (MethodType, BuiltinMethodType)):
         return value.__self__, getattr(value, "__func__", None)
     if isinstance(value, FunctionType):
-        variables = inspect.getclosurevars(value)
-        globals_ = [each for each in variables.globals.values() if isinstance(each, (*_GENERATORS, FunctionType))]
-        return (*variables.nonlocals.values(), *globals_, *(value.__defaults__ or ()))
-    methods = (getattr(type(value), name, None) for name in ("__getitem__", "__call__"))
-    return (*getattr(value, "__dict__", {}).values(), *(each for each in methods if isinstance(each, FunctionType)))
+        cells = [_content(cell) for cell in value.__closure__ or ()]
+        named = (value.__globals__.get(name) for name in value.__code__.co_names)
+        used = [each for each in named if isinstance(each, (*_GENERATORS, FunctionType))]
+        return *cells, *used, value.__defaults__, value.__kwdefaults__
+    kind = type(value)
+    methods = (getattr(kind, name, None) for name in ("__getitem__", "__call__", "forward"))
+    held = [each for each in vars(kind).values() if isinstance(each, _GENERATORS)]
+    return (
+        *getattr(value, "__dict__", {}).values(),
+        *held,
+        *(each for each in methods if isinstance(each, FunctionType)),
+    )
+
+
+def _content(cell: Any) -> object:
+    """Return what a cell of a closure holds; None if its variable was deleted or has no value yet."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None

@@ -138,7 +138,8 @@ class HostManager:
         usable = [
             host
             for host in self._hosts.values()
-            if host.worker is not None or (host.is_vacant and self._slow_until.get(host.place, 0.0) <= now)
+            if not host.draining
+            and (host.worker is not None or (host.is_vacant and self._slow_until.get(host.place, 0.0) <= now))
         ]
         if len(usable) < needed:
             self._slow_until.clear()

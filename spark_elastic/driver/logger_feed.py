@@ -152,11 +152,11 @@ class LoggerFeed:
         for each in list(self._loggers):
             try:
                 getattr(each, method)(*arguments)
-            except Exception as error:
+            except BaseException as error:  # SystemExit, for example, ends no more than this logger, either
                 logger.exception("%s raised; it is not called any more, the job goes on", type(each).__name__)
                 self._loggers.remove(each)
                 if method != "finish":
-                    with contextlib.suppress(Exception):  # it may still release what it holds
+                    with contextlib.suppress(BaseException):  # it may still release what it holds
                         each.finish(f"{type(error).__name__}: {error}")
 
 

@@ -341,7 +341,7 @@ def _log_is_written(event_log: object) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ValueError(f"event_log={str(event_log)!r} cannot be written: {error.strerror}") from error
+        raise ValueError(f"event_log={str(event_log)!r} cannot be written: {error.strerror or error}") from error
 
 
 def _metric_named(best: str) -> Metric:

@@ -261,6 +261,7 @@ def worker_raised(job: JobState, event: ev.WorkerRaised) -> None:
     if world is not None and event.worker in world.ranks:
         world.raised.add(event.worker)
     if event.fatal:
+        job.order(*job.roster.remove(worker))  # its end, for which the error waits, does not wait for the job's
         job.fail(TrainingFailedError(event.error, (failure,)))
         return
     if job.situation.speaks_of_the_job(event.worker):

@@ -7,6 +7,7 @@ left behind that nobody uses: the loss of a generator reaches its critic, too. S
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Sequence
 
 import torch
@@ -23,10 +24,10 @@ class CarriedGradients:
         self._probed: dict[int, Sequence[torch.Tensor]] = {}
         # The ids of the optimizers that have stepped since the last commit.
         self._stepped: set[int] = set()
-        # The ids of parameters that had gradients at the last commit and that no backward pass has reached since, and of those
-        # to whose gradients one has added.
-        self._held: set[int] = set()
-        self._added: set[int] = set()
+        # By the ids of parameters: gradients that were there at a commit and that no backward pass has reached since, and those
+        # to which one has added. A gradient that is assigned, or made anew, is another tensor.
+        self._held: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._added: dict[int, weakref.ref[torch.Tensor]] = {}
         self._hooks: dict[int, RemovableHandle] = {}
 
     def watch(self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> None:
@@ -40,37 +41,35 @@ class CarriedGradients:
         self._hooks.clear()
 
     def committed(self) -> None:
-        """Note a commit. Optimizers that have stepped since the one before need no look, so that most code costs nothing."""
+        """Note a commit, with a backward pass since the one before. Only optimizers that have not stepped since need a look."""
         for optimizer, parameters in self._probed.items():
             if optimizer not in self._stepped:
                 for parameter in parameters:
-                    if parameter.grad is not None and parameter.requires_grad:
-                        self._hold(parameter)
+                    self._hold(parameter)
         self._stepped.clear()
 
     def _hold(self, parameter: torch.Tensor) -> None:
-        self._held.add(id(parameter))
-        if id(parameter) not in self._hooks:
-            self._hooks[id(parameter)] = parameter.register_hook(functools.partial(self._reached, parameter))
+        number, gradient = id(parameter), parameter.grad
+        if gradient is None or not parameter.requires_grad or number in self._added:
+            return
+        self._held[number] = weakref.ref(gradient)
+        if number not in self._hooks:
+            self._hooks[number] = parameter.register_hook(functools.partial(self._reached, parameter))
 
     def _reached(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
         """Look at what a parameter holds before a backward pass adds to it."""
-        number = id(parameter)
-        if number not in self._held and number not in self._added:
-            return
-        self._held.discard(number)
-        if is_any_set(parameter.grad):
-            self._added.add(number)
-        else:
-            self._added.discard(number)
+        held, added = self._held.pop(id(parameter), None), self._added.pop(id(parameter), None)
+        before = held or added
+        if before is not None and _is_still_set(parameter, before):
+            self._added[id(parameter)] = before
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Refuse a step with gradients that were there at a commit."""
         if not self._held and not self._added:
             return
         for parameter in self._probed.get(id(optimizer), ()):
-            number = id(parameter)
-            if number in self._added or (number in self._held and is_any_set(parameter.grad)):
+            before = self._added.get(id(parameter)) or self._held.get(id(parameter))
+            if before is not None and _is_still_set(parameter, before):
                 raise TrainingCodeError(
                     f"an optimizer ({type(optimizer).__name__}) steps with gradients that were there at a commit already: "
                     "gradients are not part of a commit, so the rows that have been accumulated would be lost after a reset. "
@@ -82,9 +81,15 @@ class CarriedGradients:
         """Note that an optimizer has used its gradients."""
         self._stepped.add(id(optimizer))
         if self._held or self._added:
-            numbers = {id(parameter) for parameter in self._probed.get(id(optimizer), ())}
-            self._held -= numbers
-            self._added -= numbers
+            for parameter in self._probed.get(id(optimizer), ()):
+                self._held.pop(id(parameter), None)
+                self._added.pop(id(parameter), None)
+
+
+def _is_still_set(parameter: torch.Tensor, before: weakref.ref[torch.Tensor]) -> bool:
+    """Whether a parameter has the gradient that it had before, and this was not set to zero."""
+    gradient = parameter.grad
+    return gradient is not None and before() is gradient and is_any_set(gradient)
 
 
 def is_any_set(gradient: torch.Tensor | None) -> bool:

@@ -11,7 +11,7 @@ import gc
 import sys
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -56,7 +56,8 @@ class TrainingChecks:
         self._job = job
         self._checked: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._steps = 0
-        self._is_pending = False
+        # Whether a backward pass has reached a probe since the last step, and since the last commit.
+        self._is_pending = self._is_reached = False
         self._probes: list[RemovableHandle] = []
         self._carried = CarriedGradients()
         self._warned: set[str] = set()
@@ -78,7 +79,7 @@ class TrainingChecks:
         reductions.begin()
         self._steps = 0
         self._buffers = UnkeptBuffers()
-        self._is_pending = False
+        self._is_pending = self._is_reached = False
         same_inputs.begin()
         if self._plain_loaders is not None:
             self._plain_loaders.begin()
@@ -100,14 +101,15 @@ class TrainingChecks:
 
     # ------------------------------------------------------------------ steps
 
-    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Examine an optimizer's first step in a generation."""
+    def before_step(self, optimizer: torch.optim.Optimizer, has_closure: bool = False) -> None:
+        """Examine an optimizer's first step in a generation. A closure computes the gradients itself."""
         # An open loop detects changed parameters itself, and other optimizers may step within a part.
         if loops.open is None:
             loops.refuse("an optimizer's step came")
         if optimizer not in self._checked and self._check(optimizer):
             self._checked.add(optimizer)
-        self._carried.before_step(optimizer)
+        if not has_closure:
+            self._carried.before_step(optimizer)
         self._steps += 1
         if unkept := self._buffers.look(self._steps, self._shared()):
             self._warn(
@@ -246,8 +248,9 @@ class TrainingChecks:
         """Refuse a commit of rows whose gradients no step has used yet."""
         if self._is_pending:
             self._refuse_pending()
-        self._is_pending = False
-        self._carried.committed()
+        if self._is_reached:
+            self._carried.committed()
+        self._is_pending = self._is_reached = False
 
     def _refuse_pending(self) -> None:
         gradients = [
@@ -311,7 +314,7 @@ class TrainingChecks:
     def _noticed(self, parameter: torch.Tensor) -> None:
         if loops.open is None and shards_in_use() is not None and self._is_wrapped(parameter):
             raise TrainingCodeError(f"backward() was called outside a loop over model.parts(batch). {HOW}")
-        self._is_pending = True
+        self._is_pending = self._is_reached = True
 
     def _is_wrapped(self, parameter: torch.Tensor) -> bool:
         return any(parameter is each for model in self._job.models for each in model.parameters())
@@ -328,9 +331,9 @@ def _checks() -> TrainingChecks | None:
     return None if job is None or job.finished else getattr(job.state, "_checks", None)
 
 
-def _before_step(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+def _before_step(optimizer: torch.optim.Optimizer, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
     if not is_part(optimizer) and (checks := _checks()) is not None:
-        checks.before_step(optimizer)
+        checks.before_step(optimizer, has_closure=any(map(callable, (*args[1:], *kwargs.values()))))
 
 
 def _after_step(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:

@@ -363,7 +363,10 @@ class ObjectState(State):
             return None
         first = self._first_places or Places({})
         places = places or Places(self._values(shared=True), self._first_places)
-        objects = {name: value for name, value in places.stateful().items() if name not in places.same}
+        # In the order in which the first structure was found: where modules share a parameter, it has the name of the first.
+        order = {name: place for place, name in enumerate(self._first_structure)}
+        found = sorted(places.stateful().items(), key=lambda entry: order.get(entry[0], len(order)))
+        objects = {name: value for name, value in found if name not in places.same}
         known: dict[int, str] = {}
         for name in objects:
             earlier = known.setdefault(id(first.at(name)), name)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import collections
+import hashlib
 import re
 from pathlib import Path
 from typing import Any
@@ -147,6 +148,17 @@ def test_a_position_belongs_to_the_mix(urls: list[Path]) -> None:
     ):
         with pytest.raises(error, match=re.escape(message)):
             other.load_state_dict(state)
+
+
+def test_a_position_of_an_earlier_release_has_no_content_and_is_read(urls: list[Path]) -> None:
+    loader = mix(urls[:2])
+    state = loader.state_dict()
+    parts = [{name: part.identity[name] for name in part.identity if name != "content"} for part in loader._loaders]
+    assert state["loaders"] == hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
+    del state["content"]
+    mix(urls[:2]).load_state_dict(state)
+    with pytest.raises(DataError, match="the dataset has changed since the state was saved: content"):
+        mix(urls[:2]).load_state_dict({**state, "content": "another"})
 
 
 @pytest.mark.parametrize("strict", [(True, True), (True, False), (False, False)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -44,6 +45,7 @@ PLACES: dict[str, Callable[[Any], object]] = {
     "a list of transforms": lambda generator: Rows(transforms=[Rows(), Rows(rng=generator)]),
     "a dict": lambda generator: Rows(rngs={"flip": generator}),
     "a closure": closure,
+    "a module": lambda generator: (module := torch.nn.Identity(), setattr(module, "rng", generator))[0],
     "a partial function": lambda generator: functools.partial(print, generator),
     "a bound method": lambda generator: Calls(rng=generator).method,
     "a cycle": lambda generator: (rows := Rows(rng=generator), vars(rows).update(me=rows))[0],
@@ -59,6 +61,21 @@ def test_a_generator_is_found_wherever_it_is(place: str) -> None:
 def test_a_global_generator_that_items_are_drawn_from_is_found_and_nothing_else() -> None:
     assert own_generators(DrawsFromAGlobal()) == [GENERATOR]
     assert own_generators(Rows(items=list(range(10**6)), words={"a": "b"}), None, random.SystemRandom()) == []
+
+
+def test_objects_that_raise_when_they_are_looked_at_hide_nothing_else() -> None:
+    class Gone:
+        pass
+
+    gone, generator = Gone(), np.random.default_rng(0)
+    proxy = weakref.proxy(gone)
+    del gone
+
+    def convert() -> object:
+        return later, generator
+
+    assert own_generators(Rows(proxy=proxy, convert=convert)) == [generator]
+    later = None
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,8 @@ def test_too_few_hosts_are_told_by_the_only_size_that_such_a_job_is_given() -> N
 def test_an_exception_ends_the_job() -> None:
     script = fixed("a", "b")
     script.send(ev.WorkerRaised(1, "ValueError: bad row", "train.py:7", "Traceback …", True))
-    script.exits(1, 1)
+    assert script.told[-1] == do.KillWorker(script.host_of(1), 1)
+    script.exits(1, -9)
     assert isinstance(script.error, TrainingFailedError)
     assert "bad row" in str(script.error)
 

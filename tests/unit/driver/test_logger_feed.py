@@ -20,8 +20,9 @@ from spark_elastic.protocol.reports import Entered, Metrics
 class Noted(Logger):
     """Notes what it is called with, and raises where it is told to."""
 
-    def __init__(self, fails: str = "") -> None:
+    def __init__(self, fails: str = "", error: BaseException | None = None) -> None:
         self.fails, self.calls = fails, []  # type: tuple[str, list[Any]]
+        self.error = error or ValueError("mine")
 
     def start(self, resumes: str | None) -> None:
         self._note("start", resumes)
@@ -38,7 +39,7 @@ class Noted(Logger):
     def _note(self, *call: Any) -> None:
         self.calls.append(call)
         if call[0] == self.fails:
-            raise ValueError("mine")
+            raise self.error
 
 
 BROKEN = Entry(9.0, WorldBroken(1, "rank 1 was lost"))
@@ -126,11 +127,12 @@ def test_the_error_of_the_job_is_what_loggers_end_with() -> None:
     assert noted.calls[-1] == ("finish", "RuntimeError: out of hosts")
 
 
+@pytest.mark.parametrize("error", [ValueError("mine"), SystemExit()])
 @pytest.mark.parametrize("fails", ["named", "log", "finish"])
 def test_a_logger_that_raises_is_left_out_and_told_of_and_the_others_go_on(
-    fails: str, caplog: pytest.LogCaptureFixture
+    fails: str, error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bad, good = Noted(fails), Noted()
+    bad, good = Noted(fails, error), Noted()
     with caplog.at_level(logging.ERROR), LoggerFeed([bad, good], None) as feed:
         feed.see(started("abc"))
         feed.see(metrics(0, step=1, loss=1.0))

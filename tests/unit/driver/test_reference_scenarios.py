@@ -623,7 +623,8 @@ def test_a_fatal_exception_fails_the_job_once_the_last_lines_of_its_worker_are_t
     script = running("a", "b")
     script.send(ev.WorkerRaised(1, "the result cannot be pickled", "", "Traceback", fatal=True))
     assert script.error is None
-    script.exits(1, 1)
+    assert script.told[-1] == do.KillWorker(script.host_of(1), 1), "nothing else has ended it yet"
+    script.exits(1, -9)
     assert isinstance(script.error, TrainingFailedError)
     assert "cannot be pickled" in str(script.error)
     assert [failure.last_lines for failure in script.error.failures] == [("last words",)]

@@ -77,6 +77,50 @@ def test_gradients_that_nobody_uses_may_be_left_over(stage: Stage, to_none: bool
         job.slow.step()
 
 
+def test_gradients_that_were_used_before_the_first_of_two_commits_are_no_others(stage: Stage) -> None:
+    job = Job(stage)
+    for _ in range(3):
+        job.step_fast(commit=False)
+        job.slow.step()
+        job.state.commit()
+        job.state.commit()  # at the end of an epoch
+
+
+def test_gradients_that_are_assigned_are_those_of_the_step(stage: Stage) -> None:
+    job = Job(stage)
+    for _ in range(3):
+        job.step_fast()
+        loss = job.model.module(torch.ones(3, 2)).sum()
+        for parameter, gradient in zip(
+            job.body.parameters(), torch.autograd.grad(loss, list(job.body.parameters())), strict=True
+        ):
+            parameter.grad = gradient
+        job.slow.step()
+
+
+def test_a_closure_computes_the_gradients_itself(stage: Stage) -> None:
+    job = Job(stage)
+
+    def closure() -> torch.Tensor:
+        job.slow.zero_grad()
+        loss = job.model(torch.ones(3, 2)).sum()
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        job.step_fast()
+        job.slow.step(closure)
+        job.state.commit()
+
+
+def test_a_parameter_that_was_dropped_and_not_reached_again_has_no_gradient(stage: Stage) -> None:
+    job = Job(stage)
+    job.step_fast()
+    job.step_fast()
+    job.slow.zero_grad()
+    job.slow.step()
+
+
 def test_the_gradients_of_a_part_that_has_been_frozen_do_not_matter(stage: Stage) -> None:
     job = Job(stage)
     job.step_fast(commit=False)

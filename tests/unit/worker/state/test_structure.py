@@ -326,3 +326,13 @@ def test_what_a_newcomer_is_told_belongs_to_the_commit_that_it_gets(
     assert held.put_back is not None
     held.put_back()
     assert state._tell(held.places) is None
+
+
+def test_a_part_that_is_in_the_state_twice_has_not_changed() -> None:
+    """The places of objects are found in another order than the objects."""
+    one, other, scale = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2), torch.nn.Parameter(torch.ones(()))
+    net = torch.nn.Sequential(one, other)
+    optimizer = torch.optim.SGD([*net.parameters(), scale])
+    state = TorchState(parts={"one": one, "other": other}, net=net, scale=scale, optimizer=optimizer)
+    state._prepare()
+    assert state._tell() is None
