@@ -11,8 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from spark_elastic._text import shown as shown
-from spark_elastic._text import without_secrets
+from spark_elastic._text import shown, without_secrets
 from spark_elastic.errors import DataError
 
 Urls = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]  # of one dataset

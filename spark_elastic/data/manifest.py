@@ -23,7 +23,8 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from spark_elastic._saved_names import saved_as
-from spark_elastic.data.filesystem import Location, Urls, as_urls, list_files, locate, shown
+from spark_elastic._text import shown
+from spark_elastic.data.filesystem import Location, Urls, as_urls, list_files, locate
 from spark_elastic.errors import DataError
 
 UNISCHEMA_KEY = b"dataset-toolkit.unischema.v1"

@@ -115,7 +115,8 @@ class FailureBook:
 
     def lacks_exit_of(self, error: TrainingFailedError) -> bool:
         """Whether an exit is still to explain how one of the error's workers was lost, or to bring its last lines."""
-        return any(failure.worker in self._unexplained | self._speaking for failure in error.failures)
+        awaited = self._unexplained | self._speaking
+        return any(failure.worker in awaited for failure in error.failures)
 
     def retold(self, error: TrainingFailedError) -> TrainingFailedError:
         """Return the error with what is known about its failures by now."""

@@ -135,6 +135,8 @@ class HostManager:
 
         A slow worker is better than none.
         """
+        if not self._slow_until:
+            return  # this is asked after every event
         usable = [
             host
             for host in self._hosts.values()
