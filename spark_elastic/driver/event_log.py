@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import stat
@@ -10,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Protocol
 
 import msgspec
 
@@ -25,16 +26,59 @@ QUEUE_LIMIT = 10_000
 END_SECONDS = 10.0
 
 
-def _opened(path: Path) -> TextIO:
-    """Open a log to append to. A last line that was cut off, as by a full disk, is ended: the first event would be lost to it."""
-    file = path.open("a", encoding="utf-8")
-    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        with path.open("rb") as written:
-            length = written.seek(0, os.SEEK_END)
-            written.seek(max(length - 1, 0))
-            if written.read() not in (b"", b"\n"):
-                file.write("\n")
-    return file
+class Sink(Protocol):
+    """Where an ``EventLog`` hands its events to, one after the other. One that raises is closed and given no more."""
+
+    name: str
+    raised: str  # what is logged then
+
+    def take(self, event: dict[str, Any]) -> None:
+        """Take an event; may block and raise."""
+
+    def close(self) -> None:
+        """End, after the last event; does not raise."""
+
+
+class LogFile:
+    """A file to which events are appended as JSON lines. Raises OSError if it cannot be opened."""
+
+    name = "the file of the event log"
+    raised = "the event log cannot be written; it ends here, the job goes on"
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._file = Path(path).open("a", encoding="utf-8")  # noqa: SIM115  # it lives as long as the log
+        # A last line that was cut off, as by a full disk, is ended: the first event would be lost to it.
+        if stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
+            with Path(path).open("rb") as written:
+                length = written.seek(0, os.SEEK_END)
+                written.seek(max(length - 1, 0))
+                if written.read() not in (b"", b"\n"):
+                    self._file.write("\n")
+
+    def take(self, event: dict[str, Any]) -> None:
+        """Write an event as a line."""
+        self._file.write(as_line(event))
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        with contextlib.suppress(OSError):  # lines that could not be written have been reported
+            self._file.close()
+
+
+class OnEvent:
+    """The user's ``on_event``."""
+
+    name = "on_event"
+    raised = "on_event raised; it is not called any more"
+
+    def __init__(self, call: Callable[[dict[str, Any]], None]) -> None:
+        if not callable(call):
+            raise TypeError(f"on_event must be callable, not {call!r}")
+        self.take = call
+
+    def close(self) -> None:
+        """Do nothing: the function is the user's."""
 
 
 class EventLog:
@@ -43,20 +87,12 @@ class EventLog:
     After the event that ends the job, only the number of dropped events is handed on.
 
     A slow disk or a slow callable delays nobody: when ``QUEUE_LIMIT`` events wait, new ones are dropped until half of the queue
-    is empty. An ``events_dropped`` event in their place says how many. An ``on_event`` that raises is logged once and not
-    called again. ``watchers`` belong to this package: they are called first, with entries, and neither block nor raise.
+    is empty. An ``events_dropped`` event in their place says how many. ``watchers`` belong to this package: they are called
+    first, with entries, and neither block nor raise.
     """
 
-    def __init__(
-        self,
-        path: str | None,
-        on_event: Callable[[dict[str, Any]], None] | None,
-        watchers: Sequence[Callable[[Entry], None]] = (),
-    ) -> None:
-        if on_event is not None and not callable(on_event):
-            raise TypeError(f"on_event must be callable, not {on_event!r}")
-        self._file = _opened(Path(path)) if path is not None else None
-        self._on_event = on_event
+    def __init__(self, sink: Sink | None = None, watchers: Sequence[Callable[[Entry], None]] = ()) -> None:
+        self._sink = sink
         self._watchers = watchers
         # The id of the run, from its first event on.
         self._run_id: str | None = None
@@ -81,9 +117,8 @@ class EventLog:
         with self._changed:
             left = len(self._waiting)
             self._waiting.clear()
-        if left:
-            what = "on_event" if self._on_event is not None else "the file of the event log"
-            logger.warning("%d events were not handed on within %g s: %s is too slow", left, END_SECONDS, what)
+        if left and (sink := self._sink) is not None:
+            logger.warning("%d events were not handed on within %g s: %s is too slow", left, END_SECONDS, sink.name)
 
     def record(self, record: Record) -> None:
         """Note a record with the present time; never blocks."""
@@ -105,7 +140,8 @@ class EventLog:
             room = (QUEUE_LIMIT // 2 if self._dropped else QUEUE_LIMIT) - len(self._waiting)
             if room <= 0 and not self._is_closing:
                 if not self._dropped:
-                    logger.warning("events are dropped: %d wait for on_event, or for the file, already", QUEUE_LIMIT)
+                    name = "the display" if self._sink is None else self._sink.name
+                    logger.warning("events are dropped: %d wait for %s already", QUEUE_LIMIT, name)
                 self._dropped += 1
                 return
             self._tell_of_dropped()
@@ -123,36 +159,21 @@ class EventLog:
                 self._run_id = entry.record.run_id
             for watch in self._watchers:
                 watch(entry)
-            event = as_event(msgspec.structs.replace(entry, run=self._run_id))
-            if self._file is not None:
-                self._write(event)
-            if self._on_event is not None:
-                try:
-                    self._on_event(event)
-                except BaseException:  # SystemExit, for example, ends no more than this function, either
-                    logger.exception("on_event raised; it is not called any more")
-                    self._on_event = None
-        self._close_file()
+            if self._sink is not None:
+                self._hand_on(self._sink, entry)
+        if self._sink is not None:
+            self._sink.close()
+
+    def _hand_on(self, sink: Sink, entry: Entry) -> None:
+        try:
+            sink.take(as_event(msgspec.structs.replace(entry, run=self._run_id)))
+        except BaseException:  # SystemExit of a callable, for example, ends no more than this sink, either
+            logger.exception(sink.raised)
+            self._sink = None
+            sink.close()
 
     def _next(self) -> Entry | None:
         """Wait for the next entry; None at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._is_closing)
             return self._waiting.popleft() if self._waiting else None
-
-    def _write(self, event: dict[str, object]) -> None:
-        assert self._file is not None
-        try:
-            self._file.write(as_line(event))
-            self._file.flush()
-        except OSError:
-            logger.exception("the event log cannot be written; it ends here, the job goes on")
-            self._close_file()
-
-    def _close_file(self) -> None:
-        file, self._file = self._file, None
-        try:
-            if file is not None:
-                file.close()
-        except OSError:
-            pass  # lines that could not be written have been reported

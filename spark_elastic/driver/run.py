@@ -22,7 +22,7 @@ from spark_elastic.driver.client_driver import ClientDriver
 from spark_elastic.driver.cluster_driver import ClusterDriver
 from spark_elastic.driver.display import ProgressDisplay
 from spark_elastic.driver.driver_place import CheckpointWish, DriverPlace
-from spark_elastic.driver.event_log import EventLog
+from spark_elastic.driver.event_log import EventLog, LogFile, OnEvent
 from spark_elastic.driver.fault_plan import Strikes, active_plan
 from spark_elastic.driver.logger_feed import LoggerFeed
 from spark_elastic.driver.output import OutputPrinter
@@ -34,7 +34,7 @@ from spark_elastic.launchers.local_cluster import LocalCluster
 from spark_elastic.launchers.resources import TaskResources
 from spark_elastic.launchers.session import active_session, is_connect
 from spark_elastic.loggers import Logger
-from spark_elastic.protocol.fault_points import CLUSTER_ACTIONS
+from spark_elastic.protocol.fault_points import CLUSTER_ACTIONS, TASK_VARIABLE
 
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
@@ -190,6 +190,7 @@ def run(
     launcher = _choose_launcher(spark, local, None if resources is None else TaskResources.of(resources))
     wish = _check_checkpoint(checkpoint, checkpoint_interval, checkpoint_keep, checkpoint_best, storage_options)
     path = None if event_log is None else _log_path(event_log)
+    caller = None if on_event is None else OnEvent(on_event)
     feed = LoggerFeed(loggers, None if wish is None else wish.url)
     settings = JobSettings(
         start_timeout=start_timeout,
@@ -221,10 +222,10 @@ def run(
         watchers = [display.see, strikes.see]
         if loggers:
             watchers.append(stack.enter_context(feed).see)
-        if on_event is not None:  # a log of its own, so that a slow callable costs the file nothing
-            watchers.append(stack.enter_context(EventLog(None, on_event)).pass_on)
+        if caller is not None:  # a log of its own, so that a slow callable costs the file nothing
+            watchers.append(stack.enter_context(EventLog(caller)).pass_on)
         with _log_is_written(event_log):
-            opened = EventLog(path, None, watchers)
+            opened = EventLog(None if path is None else LogFile(path), watchers)
         log = stack.enter_context(opened)
         try:
             results = place.run(launcher, settings, call, log, OutputPrinter(display.aside))
@@ -361,6 +362,12 @@ def _choose_launcher(
         )
     if local is False:
         session = active_session() if spark is None else spark
+        if session is None and TASK_VARIABLE in os.environ:
+            raise ValueError(
+                "run() was called in a worker, which has no Spark session, and would start another Spark there. Call it where "
+                "the session is; if a module that workers import calls it, guard the call by if __name__ == '__main__'. For a "
+                "job of its own on this machine, give local=True"
+            )
         return LAUNCHERS["connect"](session, resources) if is_connect(session) else LAUNCHERS["spark"](spark, resources)
     if spark is not None:
         raise ValueError("local=True trains in processes of this machine, without Spark: give either spark or local")

@@ -79,7 +79,7 @@ class SparkDriverService:
         self._credentials = credentials
         self._payload = b""
         self._bind_address = bind_address
-        self._log = event_log or EventLog(None, None)
+        self._log = event_log or EventLog()
         self._has_failed = False
         self._printer = printer or OutputPrinter()
         self._faults = {fault.number: fault for fault in faults}

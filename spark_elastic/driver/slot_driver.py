@@ -15,7 +15,7 @@ import cloudpickle
 import msgspec
 
 from spark_elastic.driver.driver_place import CheckpointWish, begin_job
-from spark_elastic.driver.event_log import EventLog
+from spark_elastic.driver.event_log import EventLog, OnEvent
 from spark_elastic.driver.meeting import own_addresses
 from spark_elastic.driver.output import OutputPrinter
 from spark_elastic.driver.post import Addresses, Letter, PostOffice, Put, visit
@@ -152,7 +152,7 @@ class DriveInSlot:
             if dropped := post.take_turned_away():
                 log.record(EventsDropped(dropped))
 
-        log = EventLog(None, lambda event: tell(EventTold(event)))
+        log = EventLog(OnEvent(lambda event: tell(EventTold(event))))
         try:
             with ExitStack() as stack:
                 stack.enter_context(log)

@@ -13,7 +13,7 @@ import pytest
 
 import spark_elastic
 from spark_elastic.cli import COMMANDS, main
-from spark_elastic.driver.event_log import EventLog
+from spark_elastic.driver.event_log import EventLog, LogFile
 from spark_elastic.protocol.records import JobFailed, JobStarted
 
 
@@ -61,7 +61,7 @@ def test_a_command_whose_reader_has_seen_enough_ends_without_a_word(tmp_path: Pa
 
 def test_what_an_output_cannot_show_is_escaped(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
-    with EventLog(str(log), None) as events:
+    with EventLog(LogFile(log)) as events:
         events.record(JobStarted("a", 1, 1, 1, None, "app"))
         events.record(JobFailed("ValueError", "grün"))
     done = subprocess.run(

@@ -15,7 +15,7 @@ import pytest
 from spark_elastic.driver import cluster_driver as module
 from spark_elastic.driver.cluster_driver import LOST_DRIVERS, OWN_SLOTS, ClusterDriver
 from spark_elastic.driver.driver_place import CheckpointWish
-from spark_elastic.driver.event_log import EventLog
+from spark_elastic.driver.event_log import EventLog, OnEvent
 from spark_elastic.driver.meeting import EndMeeting, OpenMeeting
 from spark_elastic.driver.output import OutputPrinter
 from spark_elastic.driver.post import FetchLetters, Letter
@@ -191,7 +191,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Any, list[Any]]
         monkeypatch.setattr(module, "SparkLauncher", SimpleNamespace)
         events: list[Any] = []
         settings = JobSettings(min_np=1, num_proc=2, max_np=2)
-        with EventLog(None, events.append) as log:
+        with EventLog(OnEvent(events.append)) as log:
             try:
                 outcome: Any = ClusterDriver(wish).run(launcher, settings, b"call", log, OutputPrinter())  # type: ignore[arg-type]
             except Exception as error:

@@ -13,6 +13,7 @@ import pytest
 import spark_elastic
 from spark_elastic.driver import run as run_module
 from spark_elastic.launchers.local import LocalLauncher
+from spark_elastic.protocol.fault_points import TASK_VARIABLE
 
 
 @pytest.mark.parametrize(
@@ -49,6 +50,7 @@ def test_wrong_arguments_are_refused_by_name_and_whole_numbers_may_be_numpys(
         {"env": {"A": 1}},
         {"driver_port": 65536},
         {"loggers": [5]},
+        {"on_event": 3},
         {"durable": True},
     ],
 )
@@ -114,3 +116,10 @@ def test_a_log_that_can_no_longer_be_opened_is_named_too(tmp_path: Path, monkeyp
     monkeypatch.setattr(run_module, "EventLog", refuse)
     with pytest.raises(ValueError, match=r"event_log='.*log' cannot be written: No space left on device"):
         spark_elastic.run(int, local=True, min_np=1, max_np=1, event_log=tmp_path / "log")
+
+
+def test_a_run_in_a_worker_does_not_start_another_spark_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module that calls run() where it is imported does so in each worker, too."""
+    monkeypatch.setenv(TASK_VARIABLE, "1")
+    with pytest.raises(ValueError, match=r"called in a worker.*__main__"):
+        spark_elastic.run(print)
