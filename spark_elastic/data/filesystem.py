@@ -37,18 +37,16 @@ class Location:
     root: str
     local: bool
 
-    @property
-    def name(self) -> str:
-        """The root for messages: some drivers keep the secrets of a URL in their paths."""
-        return shown(self._url).removeprefix("://")
+    def name(self, relative: str = "") -> str:
+        """Return the root, or a file of the dataset, for messages: some drivers keep the secrets of a URL in their paths."""
+        return shown(self._with_scheme(self.join(relative))).removeprefix("://")
 
     def say(self, failure: Exception) -> str:
         """Return an error of the file system for messages, without secrets."""
-        return f"{type(failure).__name__}: {without_secrets(failure, self._url)}"
+        return f"{type(failure).__name__}: {without_secrets(failure, self._with_scheme(self.root))}"
 
-    @property
-    def _url(self) -> str:
-        return self.root if self.local or "://" in self.root else f"://{self.root}"
+    def _with_scheme(self, path: str) -> str:
+        return path if self.local or "://" in path else f"://{path}"
 
     def join(self, relative: str) -> str:
         """Return the full path of a file of the dataset; an empty relative path is the root itself."""
@@ -216,7 +214,7 @@ def list_files(location: Location) -> list[tuple[str, int | None]]:
     try:
         info = location.filesystem.get_file_info(location.root)
         if info.type == pafs.FileType.NotFound:
-            raise DataError(f"{location.name} does not exist")
+            raise DataError(f"{location.name()} does not exist")
         if info.type == pafs.FileType.File:
             return [("", info.mtime_ns)]
         found = list_below(location.filesystem, location.root, recursive=True)
@@ -224,7 +222,7 @@ def list_files(location: Location) -> list[tuple[str, int | None]]:
         raise
     # Drivers of object stores raise their own errors for credentials, options and time-outs.
     except Exception as failure:
-        raise DataError(f"{location.name} cannot be listed: {location.say(failure)}") from failure
+        raise DataError(f"{location.name()} cannot be listed: {location.say(failure)}") from failure
     prefix = location.root.rstrip("/") + "/"
     files = []
     for entry in found:

@@ -28,6 +28,7 @@ from spark_elastic.data.filesystem import Location, Urls, as_urls, list_files, l
 from spark_elastic.errors import DataError
 
 UNISCHEMA_KEY = b"dataset-toolkit.unischema.v1"
+_COMMON_METADATA = "_common_metadata"
 _TAIL = 64 * 1024
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
@@ -232,8 +233,8 @@ def read_manifest(url: Urls, *, storage_options: Mapping[str, object] | None = N
     urls = as_urls(url)
     locations = [locate(each, storage_options) for each in urls]
     listed = [(root, path) for root, location in enumerate(locations) for path, _ in _listed(urls[root], location)]
-    names = [locations[root].join(path) for root, path in listed]
-    _no_file_twice([(locations[root], name) for (root, _), name in zip(listed, names, strict=True)])
+    names = [locations[root].name(path) for root, path in listed]
+    _no_file_twice([(locations[root], path) for root, path in listed])
     with ThreadPoolExecutor(min(threads, len(listed)), "spark-elastic-footers") as pool:
         footers = list(pool.map(lambda entry: _footer_at(locations[entry[0]], entry[1]), listed))
     schema = footers[0].metadata.schema.to_arrow_schema().remove_metadata()
@@ -292,12 +293,11 @@ def _read_tail(handle: pa.NativeFile, size: int, length: int) -> bytes:
 
 
 def _footer_at(location: Location, path: str) -> Footer:
-    full = location.join(path)
     try:
-        with location.filesystem.open_input_file(full) as handle:
+        with location.filesystem.open_input_file(location.join(path)) as handle:
             return read_footer(handle)
     except (pa.ArrowException, OSError) as failure:
-        raise DataError(f"{full} cannot be read as Parquet: {failure}") from failure
+        raise DataError(f"{location.name(path)} cannot be read as Parquet: {location.say(failure)}") from failure
 
 
 def _same_columns(schema: pa.Schema, other: pa.Schema, first: str, path: str) -> None:
@@ -323,11 +323,12 @@ def _listed(url: str, location: Location) -> list[tuple[str, int | None]]:
 def _no_file_twice(listed: list[tuple[Location, str]]) -> None:
     seen: dict[tuple[bool, str], Location] = {}
     for location, path in listed:
-        file = location.local, os.path.realpath(path) if location.local else path
+        full = location.join(path)
+        file = location.local, os.path.realpath(full) if location.local else full
         # Links within one folder are its owner's choice.
         known = seen.get(file, location)
         if known is not location and known.filesystem == location.filesystem:
-            raise DataError(f"{path} is found under two of the URLs: its rows would count twice")
+            raise DataError(f"{location.name(path)} is found under two of the URLs: its rows would count twice")
         seen[file] = location
 
 
@@ -386,7 +387,7 @@ def _common_unischema(urls: Sequence[str], locations: Sequence[Location]) -> byt
 
 def read_common_metadata(location: Location) -> dict[bytes, bytes]:
     """Return the key-value pairs in ``_common_metadata``, where Petastorm stores its pickles. Unpickles nothing."""
-    path = location.join("_common_metadata")
+    path = location.join(_COMMON_METADATA)
     try:
         if location.filesystem.get_file_info(path).type != pafs.FileType.File:
             return {}
@@ -395,7 +396,9 @@ def read_common_metadata(location: Location) -> dict[bytes, bytes]:
     except NotADirectoryError:  # the URL is that of a file
         return {}
     except (pa.ArrowException, OSError) as failure:
-        raise DataError(f"{path} cannot be read as Parquet: {failure}") from failure
+        raise DataError(
+            f"{location.name(_COMMON_METADATA)} cannot be read as Parquet: {location.say(failure)}"
+        ) from failure
     return dict(metadata or {})
 
 

@@ -72,7 +72,7 @@ class Source:
         except DataError:
             raise
         except Exception as failure:  # drivers of object stores raise their own errors
-            raise DataError(f"{self._where(group)} cannot be read: {failure}") from failure
+            raise DataError(f"{self._where(group)} cannot be read: {self._location(group).say(failure)}") from failure
 
     def batches(self, group: int, columns: list[str], chunk: int) -> Iterator[pa.RecordBatch]:
         """Yield a row group's batches of ``chunk`` rows, partition columns included, decoded page by page.
@@ -121,7 +121,7 @@ class Source:
         footer = read_footer(handle)
         if (footer.size, footer.digest) != (listed.size, listed.footer) or listed.tail not in (b"", footer.tail):
             raise DataError(
-                f"{full} has changed since the dataset was listed "
+                f"{location.name(entry.path)} has changed since the dataset was listed "
                 f"({footer.size} bytes, then {listed.size}); datasets must not change while they are read"
             )
         local = location.local
@@ -138,17 +138,23 @@ class Source:
         entry = self.manifest.row_groups[group]
         key = (entry.root, entry.path)
         location, opened = self.locations[entry.root], self._open.get(key)
-        full = location.join(entry.path)
-        if opened is None or opened.stamp is None or (now := _stamp(location, full)) == opened.stamp or now is None:
+        if opened is None or opened.stamp is None:
+            return
+        now = _stamp(location, location.join(entry.path))
+        if now is None or now == opened.stamp:
             return
         if now[0] == opened.stamp[0]:  # else another file has taken its place, and what is open is still the listed one
             raise DataError(
-                f"{full} has been written to since it was opened; datasets must not change while they are read"
+                f"{location.name(entry.path)} has been written to since it was opened; datasets must not change while they are "
+                "read"
             )
 
     def _where(self, group: int) -> str:
         entry = self.manifest.row_groups[group]
-        return f"{self.locations[entry.root].join(entry.path)}, row group {entry.ordinal}"
+        return f"{self._location(group).name(entry.path)}, row group {entry.ordinal}"
+
+    def _location(self, group: int) -> Location:
+        return self.locations[self.manifest.row_groups[group].root]
 
 
 def each_file(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from fsspec.implementations.local import LocalFileSystem
 from spark_elastic.data import Manifest, ParquetLoader, read_manifest
 from spark_elastic.data.filesystem import Location, list_files, locate
 from spark_elastic.data.pinning import set_pin
+from spark_elastic.data.source import Source
 from spark_elastic.errors import DataError
 
 
@@ -82,6 +84,54 @@ def test_secrets_that_a_driver_keeps_in_its_paths_are_not_shown(refused: bool) -
         with pytest.raises(DataError, match="…@bucket/x") as raised:
             list_files(Location(files, root, False))
         assert "S3CRET" not in str(raised.value)
+
+
+class Keeping(fsspec.AbstractFileSystem):
+    """Local files under paths that keep all of a URL, which errors repeat, as with the drivers of FTP and HTTP."""
+
+    protocol, host = "keeping", "keeping://AK:S3CRET@h"
+    files = LocalFileSystem()
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        return path
+
+    def info(self, path: str, **more: Any) -> Any:
+        return {**self.files.info(path.removeprefix(self.host)), "name": path}
+
+    def ls(self, path: str, detail: bool = False, **more: Any) -> Any:
+        found = self.files.ls(path.removeprefix(self.host), detail=True)
+        return [{**entry, "name": self.host + entry["name"]} for entry in found]
+
+    def open(self, path: str, *others: Any, **more: Any) -> Any:
+        if "refused" in path:
+            raise PermissionError(f"{path} is refused")
+        return self.files.open(path.removeprefix(self.host), *others)
+
+
+def test_files_below_a_root_with_secrets_are_named_without_them(tmp_path: Path) -> None:
+    fsspec.register_implementation("keeping", Keeping, clobber=True)
+    write_dataset(tmp_path, [3, 4])
+    url = Keeping.host + str(tmp_path)
+    assert list(ParquetLoader(url, batch_size=7))
+
+    def complaint(of: Callable[[], object]) -> str:
+        with pytest.raises(DataError, match=r"keeping://…@h/") as raised:
+            of()
+        assert "S3CRET" not in str(raised.value)
+        return str(raised.value)
+
+    assert "found under two" in complaint(lambda: read_manifest([url, url]))
+    (tmp_path / "_common_metadata").write_bytes(b"cut off")
+    assert "_common_metadata cannot be read as Parquet" in complaint(lambda: read_manifest(url))
+    (tmp_path / "_common_metadata").unlink()
+    manifest = read_manifest(url)
+    min(tmp_path.glob("*.parquet")).rename(tmp_path / "refused.parquet")
+    assert "refused.parquet cannot be read as Parquet" in complaint(lambda: read_manifest(url))
+    with Source(manifest, [locate(url)]) as source:
+        assert "is gone" in complaint(lambda: source.check(0))
+        write_dataset(tmp_path, [5, 4])
+        assert "has changed since" in complaint(lambda: source.check(0))
 
 
 def test_the_fingerprint_is_of_the_data_and_not_of_its_place(tmp_path: Path) -> None:
