@@ -35,7 +35,7 @@ class Logger(ABC):
 
     @abstractmethod
     def start(self, resumes: str | None) -> None:
-        """Begin, before any part of the job starts. ``resumes`` is the URL of the job's checkpoint, or None."""
+        """Begin, before any part of the job starts. ``resumes`` is the URL of the job's checkpoint, without secrets, or None."""
 
     @abstractmethod
     def named(self, run_id: str) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from spark_elastic._integers import whole_number
 from spark_elastic._pickling import dumps
+from spark_elastic._text import shown
 from spark_elastic.checkpoint.best import Metric, metric_of
 from spark_elastic.checkpoint.naming import INTERVAL, KEPT
 from spark_elastic.driver.client_driver import ClientDriver
@@ -191,7 +192,7 @@ def run(
     wish = _check_checkpoint(checkpoint, checkpoint_interval, checkpoint_keep, checkpoint_best, storage_options)
     path = None if event_log is None else _log_path(event_log)
     caller = None if on_event is None else OnEvent(on_event)
-    feed = LoggerFeed(loggers, None if wish is None else wish.url)
+    feed = LoggerFeed(loggers, None if wish is None else shown(wish.url))
     settings = JobSettings(
         start_timeout=start_timeout,
         elastic_timeout=elastic_timeout,

@@ -13,6 +13,7 @@ import pytest
 import spark_elastic
 from spark_elastic.driver import run as run_module
 from spark_elastic.launchers.local import LocalLauncher
+from spark_elastic.loggers import TensorBoardLogger
 from spark_elastic.protocol.fault_points import TASK_VARIABLE
 
 
@@ -123,3 +124,14 @@ def test_a_run_in_a_worker_does_not_start_another_spark_there(monkeypatch: pytes
     monkeypatch.setenv(TASK_VARIABLE, "1")
     with pytest.raises(ValueError, match=r"called in a worker.*__main__"):
         spark_elastic.run(print)
+
+
+def test_loggers_know_a_checkpoint_without_the_secrets_of_its_url() -> None:
+    class Refusing(TensorBoardLogger):
+        def start(self, resumes: str | None) -> None:
+            raise RuntimeError(f"no run for {resumes}")
+
+    with pytest.raises(RuntimeError, match=r"no run for memory://…@bucket/x$"):
+        spark_elastic.run(
+            int, local=True, num_proc=1, checkpoint="memory://AK:S3CRET@bucket/x", loggers=[Refusing("unused")]
+        )
