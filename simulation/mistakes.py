@@ -129,7 +129,7 @@ MUTANTS = (
     ),
     Mutant(
         "a loss after the finish goes unnoticed",
-        _LOSSES + "lose_worker",
+        _LOSSES + "_lose_member",
         "if world.phase is WorldPhase.FINISHING and job.settings.elastic:",
         "if False:",
     ),

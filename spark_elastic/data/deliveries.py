@@ -131,8 +131,10 @@ class Deliveries:
         self._own, self._seen, self._made, self._constants = Tensors(), Tensors(), Tensors(), Tensors()
         # Whether a batch has been delivered since a model was last given one.
         self._is_fresh = False
-        # Whether a model was first given a batch for gradients after the commit that counted the batch.
+        # Whether a model was first given a batch for gradients after the commit that counted the batch; and whether it was given
+        # one again after that, with no other delivered since.
         self._came_after_its_commit = False
+        self._came_again = False
         # The fraction that models were given of the first batch that was judged, and whether another one was found.
         self._fraction: float | None = None
         self._is_told = False
@@ -147,6 +149,7 @@ class Deliveries:
         delivery = Delivery(id(loader), rank_rows, rank, rank_rows[rank] or min(sum(rank_rows), 2), cut=cut)
         self._kept.append(delivery)
         self._is_fresh = True
+        self._came_again = False
         self._constants.keep()
         for tensors in (self._own, self._seen, self._made):
             tensors.keep(self._kept)
@@ -175,6 +178,8 @@ class Deliveries:
             return None
         telling = self._telling(tensors)
         found = self._told_by(telling)
+        if found is not None and found is self._last and not self._is_fresh:
+            self._came_again |= found.was_counted and found.is_over
         # Converted tensors belong to no known batch. They come from a batch that a commit has counted if all unused ones have
         # been.
         is_certain = found is not None or all(known.was_counted for known in self._kept if not known.was_used)
@@ -197,6 +202,11 @@ class Deliveries:
         """Whether a batch was first used for gradients after the commit that had counted it, since the last call."""
         was_late, self._came_after_its_commit = self._came_after_its_commit, False
         return was_late
+
+    def take_batch_again(self) -> bool:
+        """Whether a batch was used for gradients before the commit that counted it and again after that, since the last call."""
+        came_again, self._came_again = self._came_again, False
+        return came_again
 
     def leave_out_rows(self, are_set: bool) -> bool:
         """Note an optimizer's step. Return True, once, if models are given different fractions of the rows that are delivered.

@@ -25,34 +25,47 @@ def lose_worker(job: JobState, number: int, why: str | FirstSign) -> None:
     job.order(*job.roster.remove(worker))
     if worker.phase is WorkerPhase.LEAVING:
         return
-    world = job.world
+    _note_loss(job, worker, why)
+    if job.elastic_since is None:
+        _count_lost_start(job, worker)
+    if job.world is not None and number in job.world.ranks:
+        _lose_member(job, job.world, worker)
+
+
+def _note_loss(job: JobState, worker: Worker, why: str | FirstSign) -> None:
+    """Note why a worker was lost, and blame its place."""
+    number, rank = worker.worker, job.situation.rank_of(worker.worker)
     cause, is_explained = (why.value, False) if isinstance(why, FirstSign) else (why, True)
-    rank = job.situation.rank_of(number)
-    is_joining = job.situation.is_joining(worker)
     if number not in job.book.failures:
         job.book.add(WorkerFailure(number, rank, worker.host_name, cause), is_explained=is_explained)
     job.record(WorkerLost(number, rank, worker.host_name, cause))
     pause = job.roster.blame_place(worker, job.now, is_member=job.is_member(number))
     if pause:
         job.record(HostCooling(worker.host, worker.host_name, round(pause, 3)))
-    if job.elastic_since is None:
-        others = min((other.started_at for other in job.workers.values()), default=job.now)
-        # Exceptions have a count of their own, and a fixed world counts its losses when it breaks.
-        failure, story = job.book.failures[number], job.book.story()
-        runs_again = job.settings.elastic and worker.phase is not WorkerPhase.STARTING and not failure.traceback
-        job.fail_if(job.setbacks.lost_start(job.now, worker.started_at, others, failure.as_loss(), story, runs_again))
-    if world is None or number not in world.ranks:
-        return
+
+
+def _count_lost_start(job: JobState, worker: Worker) -> None:
+    """Count a loss before the elastic function. Exceptions have a count of their own; a fixed world counts when it breaks."""
+    others = min((other.started_at for other in job.workers.values()), default=job.now)
+    failure, story = job.book.failures[worker.worker], job.book.story()
+    runs_again = job.settings.elastic and worker.phase is not WorkerPhase.STARTING and not failure.traceback
+    job.fail_if(job.setbacks.lost_start(job.now, worker.started_at, others, failure.as_loss(), story, runs_again))
+
+
+def _lose_member(job: JobState, world: Generation, worker: Worker) -> None:
+    """Break the world of a worker that was lost; end the job if no world can follow."""
+    failure = job.book.failures[worker.worker]
     if world.phase is WorldPhase.FINISHING and job.settings.elastic:
-        what = "raised" if job.book.failures[number].traceback else "was lost"
+        what = "raised" if failure.traceback else "was lost"
         when = "after training had finished, before its result arrived"
-        job.fail(TrainingFailedError(f"rank {rank} {what} {when}", job.book.story()))
+        job.fail(TrainingFailedError(f"rank {world.ranks[worker.worker]} {what} {when}", job.book.story()))
         return
+    is_joining = job.situation.is_joining(worker)
     _forgive_the_blamed(job, world)
     if worker.phase is not WorkerPhase.READY:  # a worker that is ready has left all collectives
         if is_joining:
-            _count_failed_newcomer(job, world, worker, cause)
-        break_world(job, job.book.failures[number].as_loss(), number, is_newcomers=is_joining)
+            _count_failed_newcomer(job, world, worker, failure.cause)
+        break_world(job, failure.as_loss(), worker.worker, is_newcomers=is_joining)
     if not job.over and not job.members:
         _all_members_lost(job, world)
 

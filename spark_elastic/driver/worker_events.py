@@ -12,6 +12,7 @@ from spark_elastic.driver.job_state import JobState
 from spark_elastic.driver.losses import break_unconnected, break_world, lose_worker, note_survivors_commit
 from spark_elastic.driver.phases import WorkerChange, WorkerPhase, WorldChange, WorldPhase
 from spark_elastic.driver.slowness import can_spare, may_replace
+from spark_elastic.driver.workers import Worker
 from spark_elastic.errors import TrainingFailedError, WorkerFailure
 from spark_elastic.protocol import records
 
@@ -105,16 +106,10 @@ def worker_ready(job: JobState, event: ev.WorkerReady) -> None:
     if world is not None and event.worker in world.ranks:
         if event.generation != world.generation:
             return
-        # After a planned interrupt, ranks come back without a reason; those that the driver has called back are expected.
-        expected = worker.awaited_since is not None or (world.phase is WorldPhase.INTERRUPTING and not event.reason)
-        if not expected and world.phase is not WorldPhase.FINISHING:
-            reason = f"rank {world.ranks[event.worker]} reports: {event.reason or 'it left without being asked to'}"
-            if world.phase is WorldPhase.FORMING:
-                break_unconnected(job, reason)
-            else:
-                break_world(job, reason)
-            if event.worker not in job.workers:
-                return
+        if not _is_expected(worker, world, event.reason):
+            _break_because_left(job, world, event)
+        if event.worker not in job.workers:
+            return
     worker.enter(WorkerChange.STOOD_READY)
     worker.ready_at = worker.active_at = job.now
     worker.awaited_since = None
@@ -123,6 +118,21 @@ def worker_ready(job: JobState, event: ev.WorkerReady) -> None:
     job.note_commit(worker, event.commit)
     job.record(records.WorkerReady(event.worker, event.generation, None if event.commit is None else str(event.commit)))
     note_survivors_commit(job, event.commit)
+
+
+def _is_expected(worker: Worker, world: Generation, reason: str | None) -> bool:
+    """Whether a rank was to come back. After a planned interrupt, ranks do so without a reason; others have been called back."""
+    if world.phase is WorldPhase.INTERRUPTING and not reason:
+        return True
+    return worker.awaited_since is not None or world.phase is WorldPhase.FINISHING
+
+
+def _break_because_left(job: JobState, world: Generation, event: ev.WorkerReady) -> None:
+    reason = f"rank {world.ranks[event.worker]} reports: {event.reason or 'it left without being asked to'}"
+    if world.phase is WorldPhase.FORMING:
+        break_unconnected(job, reason)
+    else:
+        break_world(job, reason)
 
 
 def group_formed(job: JobState, event: ev.GroupFormed) -> None:

@@ -126,6 +126,11 @@ class TrainingChecks:
                 "a batch was fetched before a commit and trains after it: at that commit its rows counted as processed, so a "
                 "reset would skip them. Call state.commit() after the step and before the next batch is fetched"
             )
+        if deliveries.take_batch_again():
+            self._warn(
+                "a batch that a commit has counted as processed trains again: a reset would skip the rest of the steps on it. "
+                "Call state.commit() once per batch, after the last of them"
+            )
         world = self._job.world
         are_set = any(model.has_rows_set for model in self._job.models)
         if world is not None and world.size > 1 and deliveries.leave_out_rows(are_set):

@@ -356,6 +356,26 @@ def test_a_batch_that_a_commit_has_counted_is_known_where_its_tensors_were_conve
     assert deliveries.take_late_batch()
 
 
+def test_a_batch_that_is_used_on_after_its_commit_is_told_until_another_is_delivered() -> None:
+    deliveries, loader = Deliveries(), object()
+    batch = torch.ones(4, 2)
+    deliveries.note(loader, batch, (4, 4), 0)
+    converted = batch.double()
+    for _ in range(2):
+        deliveries.find([converted])  # two steps, and one commit
+    deliveries.committed()
+    assert not deliveries.take_batch_again()
+    deliveries.find([torch.rand(4, 2)])  # of a memory, for example
+    assert not deliveries.take_batch_again()
+    deliveries.find([converted[:2]])
+    assert deliveries.take_batch_again()
+    assert not deliveries.take_batch_again()
+
+    deliveries.find([converted])  # as for a metric, without a step
+    deliveries.note(loader, torch.ones(4, 2), (4, 4), 0)
+    assert not deliveries.take_batch_again()
+
+
 class Steps(Feed):
     def step(self, rows: int, *given: torch.Tensor, are_set: bool = False) -> bool:
         """Take a step with a batch of so many rows, of which models are given these; True if there is something to tell."""

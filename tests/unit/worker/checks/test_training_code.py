@@ -565,3 +565,27 @@ def test_a_batch_that_trains_after_the_commit_that_counted_it_is_warned_of_once(
         deliveries.find([batch])  # more losses of the same batch
     deliveries.forget(loader)
     assert [text[:42] for text in warned] == ["a batch was fetched before a commit and tr"] * commits_first
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_steps_on_a_batch_after_the_commit_that_counted_it_are_warned_of_once(stage: Stage, commits: bool) -> None:
+    """A reset skipped the rest of them without a word."""
+    model, state = making()
+    stage.begin(state)
+    loader = object()
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            batch = torch.ones(2, 2)
+            deliveries.note(loader, batch, (2, 2), 0)
+            for _ in range(3):
+                deliveries.find([batch])
+                deliveries.find([batch])
+                step(model, state.optimizer)
+                if commits:
+                    state.commit()
+            state.commit()
+    deliveries.forget(loader)
+    assert [str(warning.message)[:46] for warning in seen] == [
+        "a batch that a commit has counted as processed"
+    ] * commits
