@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import secrets
 import threading
 import time
@@ -22,11 +23,15 @@ from pyspark.sql import Column, DataFrame, Observation, Window
 from pyspark.sql import functions as f
 from pyspark.sql.types import ArrayType, FloatType
 
+from spark_elastic._text import shown
+from spark_elastic.data import read_manifest
+from spark_elastic.errors import DataError
 from spark_elastic.estimator.finite import SHOWN
-from spark_elastic.estimator.frame import Facts, as_numbers, column
-from spark_elastic.estimator.frame import is_list as is_list_type
+from spark_elastic.estimator.frame import Facts, as_numbers, column, is_list, unambiguous
 from spark_elastic.estimator.identity import content_of, identity_by_plan, identity_by_rows, identity_of_content, marked
 from spark_elastic.estimator.store import Store
+
+logger = logging.getLogger("spark_elastic")
 
 ROW_GROUP_BYTES = 16 * 2**20
 FILES_A_WORKER = 4
@@ -110,6 +115,16 @@ def identity_of(frame: DataFrame, names: Sequence[str], split: Split) -> str:
     return _with_split(content, split)
 
 
+def is_written(frame: DataFrame, names: Sequence[str], store: Store, split: Split, url: str) -> bool:
+    """Whether the data at a URL of the store have the rows of this DataFrame. Runs two Spark jobs if all of them are there."""
+    found = _read(store, url)
+    if found is None or not _is_whole(store, found):
+        return False
+    mine = frame.select(*_selected(frame, names, replace(split, stratify=None)))
+    kept = frame.sparkSession.read.parquet(store.spark_url(url)).select(*map(column, mine.columns))
+    return mine.agg(*content_of(mine)).first() == kept.agg(*content_of(kept)).first()
+
+
 def _selected(frame: DataFrame, names: Sequence[str], split: Split) -> list[Column]:
     stratum = [column(split.stratify).alias(_STRATUM)] if split.stratify else []
     return [*(as_numbers(frame, name) for name in names), *_indicator(frame, split), *stratum]
@@ -154,6 +169,10 @@ def written(
                 raise ValueError(
                     f"the run cannot go on: its data in {known} are gone; a store with keep=True, or with data in keep, has them"
                 )
+            if not _is_whole(store, found):
+                raise ValueError(
+                    f"the run cannot go on: of its data in {known} files are missing or broken; choose another runId"
+                )
         else:
             found = _find(store, folder, identity) if reuse else None
             found = found or _write(frame, names, store, folder, split, parts, identity, by_content)
@@ -178,8 +197,26 @@ def _find(store: Store, folder: str, identity: str) -> Dataset | None:
                 if store.files.newest(store.spark_url(url)) < time.time() - ABANDONED_SECONDS:
                     _delete(store, url)
         elif found.identity == identity and ("data" in store.keep or _users[url]):
-            return found
+            if _is_whole(store, found):
+                return found
+            logger.warning(
+                "of the data that an earlier fit has written to %s, files are missing or broken; they are written again",
+                shown(url),
+            )
     return None
+
+
+def _is_whole(store: Store, data: Dataset) -> bool:
+    """Whether all rows that were written are there. What cleans up a store may have taken a part of its files."""
+    try:
+        rows = sum(
+            int(read_manifest(store.worker_url(url), storage_options=store.storage_options).rows.sum())
+            for url in (data.training_url, data.validation_url)
+            if url is not None
+        )
+    except DataError:
+        return False
+    return rows == data.rows
 
 
 def _read(store: Store, url: str) -> Dataset | None:
@@ -327,15 +364,14 @@ def _example(frame: DataFrame, name: str) -> str:
     """Describe the first row whose value in this column is not a finite number, by the values of its other columns."""
     numbers = frame.withColumn(_KEY, as_numbers(frame, name))
     kind, values = numbers.schema[_KEY].dataType, column(_KEY)
-    is_list = isinstance(kind, ArrayType)
+    is_array = isinstance(kind, ArrayType)
     is_float = isinstance(kind.elementType if isinstance(kind, ArrayType) else kind, FloatType)
 
     def is_bad(value: Column) -> Column:
         return value.isNull() | f.isnan(value) | _is_infinite(value) if is_float else value.isNull()
 
-    bad = values.isNull() | f.exists(values, is_bad) if is_list else is_bad(values)
-    numbered = [field.name for field in frame.schema if not is_list_type(field.dataType)]
-    others = [other for other in numbered if other != name and frame.columns.count(other) == 1]
+    bad = values.isNull() | f.exists(values, is_bad) if is_array else is_bad(values)
+    others = [other for other in unambiguous(frame) if other != name and not is_list(frame.schema[other].dataType)]
     shown = [name, *others[: SHOWN - 1]]
     row = numbers.where(bad).select(*map(column, shown)).first()
     if row is None:  # the DataFrame yields other rows each time it is computed

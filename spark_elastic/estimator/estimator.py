@@ -26,7 +26,7 @@ from spark_elastic.estimator import slots
 from spark_elastic.estimator.accessors import TorchEstimatorAccessors
 from spark_elastic.estimator.batch_size import pick_batch_size, width_of
 from spark_elastic.estimator.converters import inputs, names, text
-from spark_elastic.estimator.dataset import FILES_A_WORKER, check_names, identity_of, written
+from spark_elastic.estimator.dataset import FILES_A_WORKER, check_names, identity_of, is_written, written
 from spark_elastic.estimator.fitted import load_weights
 from spark_elastic.estimator.frame import (
     Facts,
@@ -76,6 +76,7 @@ from spark_elastic.estimator.runs import (
     check_run,
     describe_callbacks,
     describe_params,
+    find_run,
     forget_run,
     record_run,
 )
@@ -140,6 +141,11 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
             # Data in a temporary store are never looked up again, so rows need not be hashed.
             known_again = resumable or (self.value("reuseData") and not store.temporary)
             identity = identity_of(dataset, layout.columns, split) if known_again else f"new-{secrets.token_hex(8)}"
+            known = find_run(store, run_id) if resumable else None
+            # The same rows by another plan, with other settings, or in another release of Spark are the run's data, too.
+            is_other = known is not None and known.data_url is not None and known.data != identity
+            if known and is_other and is_written(dataset, layout.columns, store, split, known.data_url or ""):
+                identity = known.data
             record = RunRecord(run_id, identity, describe_params(self, wants_epochs(recipe.steps)), version=VERSION)
             known = check_run(store, record) if resumable else None
             with written(

@@ -66,6 +66,13 @@ def is_case_sensitive(frame: DataFrame) -> bool:
     return str(frame.sparkSession.conf.get("spark.sql.caseSensitive", "false")).lower() == "true"
 
 
+def unambiguous(frame: DataFrame) -> list[str]:
+    """Return the names by which Spark means exactly one column each, in order."""
+    fold = str if is_case_sensitive(frame) else str.lower
+    count = Counter(map(fold, frame.columns))
+    return [name for name in frame.columns if count[fold(name)] == 1]
+
+
 def check_case(frame: DataFrame, names: Iterable[str]) -> None:
     """Raise ValueError for a name by which Spark could mean several columns."""
     columns = dict.fromkeys(frame.columns)

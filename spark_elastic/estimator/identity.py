@@ -147,7 +147,7 @@ def _is_known(node: Mapping[str, object]) -> bool:
 
 
 def _modes(node: JavaObject) -> Iterator[str]:
-    """Yield the modes of all expressions of a plan, in its order."""
+    """Yield what the JSON of a plan's expressions lacks, in the plan's order: their modes, and the instants of timestamps."""
     for expression in _each(node.expressions()):
         yield from _modes_within(expression)
     for child in _each(node.children()):
@@ -156,6 +156,9 @@ def _modes(node: JavaObject) -> Iterator[str]:
 
 def _modes_within(expression: JavaObject) -> Iterator[str]:
     name = _name(expression)
+    if name == "Literal" and _name(expression.dataType()) == "TimestampType$":
+        # The JSON has local time, in which an hour comes twice where daylight saving time ends.
+        yield str(expression.value())
     if name in ("AttributeReference", "Literal"):
         return
     if name in _WITH_MODE:

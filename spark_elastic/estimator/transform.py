@@ -22,7 +22,7 @@ from pyspark.sql.types import ArrayType, DataType, DecimalType, DoubleType, Stru
 
 from spark_elastic.errors import SparkElasticError
 from spark_elastic.estimator.finite import SHOWN, check_finite
-from spark_elastic.estimator.frame import as_list, check_columns, column, is_list, is_vector
+from spark_elastic.estimator.frame import as_list, check_columns, column, is_list, is_vector, unambiguous
 from spark_elastic.estimator.layout import Layout, in_order, outputs_of
 from spark_elastic.estimator.row_checks import check_indexes, check_whole
 from spark_elastic.estimator.row_numbers import RowCount
@@ -330,8 +330,7 @@ def _or_error(frame: DataFrame, name: str, value: Column, shape: tuple[int, ...]
 
     Otherwise Spark would fail at such a row before Python sees it, and name neither.
     """
-    numbered = [field.name for field in frame.schema if not is_list(field.dataType)]
-    others = [name for name in numbered if frame.columns.count(name) == 1][:SHOWN]
+    others = [name for name in unambiguous(frame) if not is_list(frame.schema[name].dataType)][:SHOWN]
     row = f.concat(f.lit("the row "), f.to_json(f.struct(*map(column, others)))) if others else f.lit("a row")
     message = f.concat(f.lit(f"column {name!r} is null in "), row, f.lit("; fill such values or drop the rows"))
     checked = f.when(column(name).isNull(), f.raise_error(message))

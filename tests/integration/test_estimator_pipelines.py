@@ -312,10 +312,9 @@ def named(frame: Any, split: Split = Split()) -> str:  # noqa: B008
 @pytest.fixture
 def without_jobs(spark: Any) -> Any:
     """Asserts that identities of some DataFrames are had without a Spark job, and returns them."""
-    groups = iter(range(100))
 
     def name(*frames: Any) -> list[str]:
-        group = f"identity {next(groups)}"
+        group = f"identity {secrets.token_hex(4)}"
         spark.sparkContext.setJobGroup(group, "")
         found = [named(frame) for frame in frames]
         assert not spark.sparkContext.statusTracker().getJobIdsForGroup(group), "plan and files tell all"
@@ -365,6 +364,76 @@ def test_files_are_known_again_by_their_plan_sizes_and_times(
     part.unlink()
     with pytest.raises(Exception, match=r"FILE_NOT_EXIST|FileNotFound"):
         named(known)
+
+
+def test_instants_that_local_time_shows_alike_are_told_apart(
+    spark: Any, frame: Any, tmp_path: Path, without_jobs: Any
+) -> None:
+    """A fit trained on the rows of another one, whose filter had the same hour before daylight saving time ended."""
+    frame.withColumn("at", f.timestamp_seconds(1604208600 + 600 * f.col("id"))).write.parquet(str(tmp_path / "files"))
+    files = spark.read.parquet(str(tmp_path / "files"))
+    spark.conf.set("spark.sql.session.timeZone", "America/New_York")
+    try:
+        times = [f"2020-11-01 01:30:00-0{hours}:00" for hours in (4, 5, 4)]
+        first, other, again = without_jobs(*(files.where(f"at < timestamp'{time}'").select("a", "b") for time in times))
+    finally:
+        spark.conf.unset("spark.sql.session.timeZone")
+    assert again == first != other
+    assert first.startswith("plan-")
+
+
+def test_a_run_knows_its_rows_again_if_plan_or_settings_have_changed(spark: Any, frame: Any, tmp_path: Path) -> None:
+    """It was refused, as one on other data, where the DataFrame was cached or the session had another setting."""
+    frame.write.parquet(str(tmp_path / "files"))
+    run = {"store": Store.create(tmp_path / "store"), "runId": "nightly", "featureCols": ["a", "b"]}
+
+    def read() -> Any:
+        return spark.read.parquet(str(tmp_path / "files"))
+
+    first = regressor(epochs=1, **run).fit(read())
+    spark.conf.set("spark.sql.debug.maxToStringFields", "100")
+    cached = read().persist()
+    try:
+        assert named(cached).startswith("rows-")
+        second = regressor(epochs=2, **run).fit(cached)
+    finally:
+        spark.conf.unset("spark.sql.debug.maxToStringFields")
+        cached.unpersist()
+    assert second.history[:1] == first.history
+    assert len(second.history) == 2
+    with pytest.raises(ValueError, match="differs in the data"):
+        regressor(epochs=2, **run).fit(read().where("id > 0"))
+
+
+@pytest.mark.parametrize("harm", ["gone", "cut off", "all gone"])
+def test_written_data_of_which_something_is_missing_are_written_again(
+    frame: Any, tmp_path: Path, harm: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A fit trained on what was left of them, without a word."""
+    store = Store.create(tmp_path)
+
+    def write(known: str | None = None) -> Any:
+        return written(frame, ["a"], store, Split(0.2), 4, "same", known=known)
+
+    with write() as first:
+        pass
+    folder = Path(first.url.removeprefix("file:"))
+    with write() as again:
+        assert again.url == first.url
+    parts = sorted((folder / "_split=0").glob("*.parquet"))
+    for part in parts if harm == "all gone" else parts[:1]:
+        if harm == "cut off":
+            part.write_bytes(b"")
+        else:
+            part.unlink()
+    with pytest.raises(ValueError, match="files are missing or broken; choose another runId"), write(first.url):
+        pass
+    with write() as fresh:
+        assert fresh.url != first.url
+        assert fresh.rows == ROWS
+    assert "files are missing or broken; they are written again" in caplog.text
+    with write() as again:
+        assert again.url == fresh.url
 
 
 def test_what_hides_something_is_known_again_by_its_rows_alone(spark: Any, frame: Any, tmp_path: Path) -> None:
@@ -612,6 +681,18 @@ def test_rows_that_cannot_be_trained_on_are_named(spark: Any, tmp_path: Path, ro
     assert not list((tmp_path / "data").glob("*")) or "model" in error or "sizes" in error, (
         "nothing half-written is left"
     )
+
+
+def test_other_columns_whose_names_differ_only_in_case_do_not_matter(spark: Any) -> None:
+    """What an error would have shown of the row was raw AMBIGUOUS_REFERENCE, also where there was no error."""
+    rows = [([1.0, 2.0], 0.5, "one", "two")]
+    data = spark.createDataFrame(rows, "x array<double>, y double, k string, K string")
+    scored = TorchModel(model=torch.nn.Linear(2, 1), featureCols=["x"], outputCols=["p"]).transform(data)
+    assert scored.columns[:4] == data.columns
+    assert len(scored.toPandas()) == 1
+    bad = spark.createDataFrame([(None, *rows[0][1:])], data.schema)
+    with pytest.raises(ValueError, match=r"column 'x' has nulls in 1 of 1 rows, first in the row x=None, y=0\.5; fill"):
+        regressor(featureCols=["x"]).fit(bad)
 
 
 def test_a_network_that_only_validation_takes_for_something_else_is_an_error(spark: Any) -> None:
