@@ -22,6 +22,7 @@ from spark_elastic.data.loader import PositionedLoader
 from spark_elastic.data.order import EpochOrder, OrderSpec
 from spark_elastic.data.plan import BatchPlan, Step, check_switches, draw
 from spark_elastic.data.randomness import own_generators, random_states, seed_all, seed_own, set_random_states
+from spark_elastic.data.same_items import described
 from spark_elastic.data.tracker import RowGroupTracker
 from spark_elastic.errors import DataError
 
@@ -53,7 +54,8 @@ class ElasticDataLoader(PositionedLoader[Any]):
             ``model.set_rows`` how many are left.
 
     Each ``iter()`` starts the workers, which stop with it. Their base seed is derived from ``seed`` and the position, and the
-    global random state is left alone. The dataset must have a length and must not change it. Raises ValueError for arguments
+    global random state is left alone. The dataset must have a length and must not change it, and all workers must make it with
+    the same items in the same order: give random splits a seed. Raises ValueError for arguments
     that do not fit, and whatever torch's DataLoader raises for its arguments.
     """
 
@@ -101,6 +103,7 @@ class ElasticDataLoader(PositionedLoader[Any]):
         identity = {
             "kind": "map-style",
             "dataset": hashlib.blake2b(type(dataset).__qualname__.encode(), digest_size=8).hexdigest(),
+            **described(dataset),
             "rows": rows,
             "seed": seed,
             "shuffle": shuffle,

@@ -24,6 +24,12 @@ T = TypeVar("T")
 Part = TypeVar("Part")
 
 _VERSION = 1
+_SAME_ROWS = (
+    "All workers, and later runs, have to make it with the same rows in the same order: give random splits a seed"
+)
+_OTHER_ROWS = (
+    f"the dataset has other rows than where this position was saved (another worker, or an earlier run). {_SAME_ROWS}"
+)
 # Loaders that are being iterated outside a State, usually for validation. A loader that is iterated while an optimizer steps
 # feeds the training, and belongs in the State.
 iterated_alone: weakref.WeakSet[PositionedLoader[Any]] = weakref.WeakSet()
@@ -297,13 +303,17 @@ class PositionedLoader(Generic[T]):
         for key, ours in {"shards": self.shards, **self._identity}.items():
             if state.get(key) == ours:
                 continue
-            if key == "content" and key not in state:
+            if key in ("content", "sample") and key not in state:
                 continue  # an earlier release saved it
+            if key == "sample":  # of numbers that machines may round differently
+                warnings.warn(_OTHER_ROWS, stacklevel=2)
+                continue
             if key == "order" and as_described(self._own_spec, state.get(key)) is not None:
                 continue  # the epoch continues in the order in which it was begun
             if key in ("kind", "dataset", "content", "rows"):
                 raise DataError(
-                    f"the dataset has changed since the state was saved: {key} was {state.get(key)!r}, is {ours!r}"
+                    f"the dataset has changed since the state was saved: {key} was {state.get(key)!r}, is {ours!r}. "
+                    f"{_SAME_ROWS}"
                 )
             raise ValueError(
                 f"the loader's state was saved with {key}={state.get(key)!r}, this loader has {key}={ours!r}; give it "

@@ -5,14 +5,16 @@ import multiprocessing
 import pickle
 import random
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from data_worlds import BRIEF, World
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
 
 from spark_elastic.data import ElasticDataLoader
 from spark_elastic.data.loader import Accountable, Countable, ElasticLoader, RowSource, TakesWorld, has_part
@@ -226,3 +228,46 @@ def test_a_world_that_is_too_large_for_a_single_batch_is_warned_of_once_a_world(
         assert items(second) == []
         first.set_world(0, 2)
         assert len(items(first)) == 4
+
+
+def splits() -> Iterator[tuple[Any, Any, Any]]:
+    """A dataset, an equal one, and one of the same class and length with other items."""
+    numbers = Numbers(100)
+    half, other = list(range(50)), list(range(50, 100))
+    yield Subset(numbers, half), Subset(Numbers(100), np.array(half)), Subset(numbers, other)
+    yield Subset(numbers, half), Subset(numbers, torch.tensor(half)), Subset(numbers, half[::-1])
+    yield Subset(numbers, ["a", "b"]), Subset(numbers, ["a", "b"]), Subset(numbers, ["b", "a"])  # type: ignore[list-item]
+    united = [ConcatDataset([Numbers(3), Subset(numbers, part)]) for part in (half, half, other)]
+    yield united[0], united[1], united[2]
+    nested = [Subset(Subset(numbers, part), half[:5]) for part in (half, half, other)]
+    yield nested[0], nested[1], nested[2]
+
+
+@pytest.mark.parametrize(("dataset", "same", "other"), list(splits()))
+def test_a_position_is_not_taken_over_for_other_items_that_a_subset_chooses(
+    dataset: Any, same: Any, other: Any
+) -> None:
+    """Each worker draws an unseeded split anew: rows counted twice, and those held back trained."""
+    state = ElasticDataLoader(dataset, 2).state_dict()
+    ElasticDataLoader(same, 2).load_state_dict(state)
+    with pytest.raises(DataError, match=r"content was .* give random splits a seed"):
+        ElasticDataLoader(other, 2).load_state_dict(state)
+    del state["content"]
+    ElasticDataLoader(other, 2).load_state_dict(state)  # an earlier release saved it
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5, 1000])
+def test_other_rows_of_tensors_are_warned_of(rows: int) -> None:
+    values = (
+        torch.rand(rows, 2, dtype=torch.bfloat16),
+        torch.rand(rows) > 0.5,
+        torch.rand(rows, dtype=torch.complex64).conj(),
+    )
+    sparse = torch.rand(rows, 3).to_sparse()
+    state = ElasticDataLoader(TensorDataset(*values, sparse), 2).state_dict()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ElasticDataLoader(TensorDataset(*(value.clone() for value in values), sparse), 2).load_state_dict(state)
+    if rows > 1:
+        with pytest.warns(UserWarning, match="has other rows than where this position was saved"):
+            ElasticDataLoader(TensorDataset(*(value.flip(0) for value in values), sparse), 2).load_state_dict(state)
