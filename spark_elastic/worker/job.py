@@ -133,6 +133,11 @@ class Job:
         if self.world is not None and self.is_fixed:
             broadcast_from_first(model)
             model.attach(self.world)
+        elif self.finished:
+            raise SparkElasticError(
+                "a model is wrapped for training, and the elastic function has ended, of which a job has one, called once: loop "
+                "over folds or stages within it, or call run() for each"
+            )
         elif self.world is not None:
             raise SparkElasticError(
                 "wrap the model above the elastic function and give it to the State: ranks that enter a world together have "

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from spark_elastic.errors import SparkElasticError
 from spark_elastic.worker import job as job_module
 from spark_elastic.worker.job import Job
 
@@ -29,3 +30,14 @@ def test_a_closed_group_is_kept_for_one_more_generation(monkeypatch: pytest.Monk
     for _ in range(3):
         job.next_world("")
     assert calls == [("form", 1), ("close", 1), ("form", 2), ("close", 2), ("drop", 1), ("form", 3)]
+
+
+@pytest.mark.parametrize(("finished", "complaint"), [(False, "above the elastic function"), (True, "a job has one")])
+def test_a_model_that_is_wrapped_too_late_is_refused_with_what_to_do(finished: bool, complaint: str) -> None:
+    control: Any = SimpleNamespace(report=None)
+    job = Job(control, worker=0, address="127.0.0.1", form_timeout=1.0, max_np=1)
+    world: Any = SimpleNamespace()
+    job.world, job.finished = world, finished
+    model: Any = SimpleNamespace()
+    with pytest.raises(SparkElasticError, match=complaint):
+        job.add_model(model)
