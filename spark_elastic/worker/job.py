@@ -146,7 +146,12 @@ def broadcast_from_first(model: torch.nn.Module) -> None:
     if torch.distributed.get_world_size() > 1:
         with torch.no_grad():
             for tensor in itertools.chain(model.parameters(), model.buffers()):
-                torch.distributed.broadcast(tensor, 0)
+                dense = (
+                    tensor.contiguous()
+                )  # libraries send and fill memory from a tensor's first element on, without gaps
+                torch.distributed.broadcast(dense, 0)
+                if dense is not tensor:
+                    tensor.copy_(dense)
 
 
 _job: Job | None = None
