@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from spark_elastic._pickling import dumps_for_peers
 from spark_elastic.errors import TrainingCodeError
+from spark_elastic.worker.backends.backend import DTYPES
 from spark_elastic.worker.checks.manual_averaging import reductions
 from spark_elastic.worker.context import current_world
 from spark_elastic.worker.world import translated_errors
@@ -25,13 +26,9 @@ _OPERATIONS = {
     "max": dist.ReduceOp.MAX,
 }
 
-_AS_THEY_ARE = {
-    *(torch.float32, torch.float64, torch.complex64, torch.complex128),
-    *(torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64),
-}
 # In what other dtypes are reduced: small floats overflow in sums of a few large values, and Gloo has few dtypes.
 _COMPUTED_AS = {
-    **{dtype: dtype for dtype in _AS_THEY_ARE},
+    **{dtype: dtype for dtype in DTYPES},
     **dict.fromkeys((torch.float16, torch.bfloat16), torch.float32),
     **dict.fromkeys((torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e8m0fnu), torch.float32),
     **dict.fromkeys((torch.float8_e5m2, torch.float8_e5m2fnuz), torch.float32),

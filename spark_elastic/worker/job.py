@@ -151,7 +151,11 @@ def broadcast_from_first(model: torch.nn.Module) -> None:
     if torch.distributed.get_world_size() > 1:
         with torch.no_grad():
             for tensor in itertools.chain(model.parameters(), model.buffers()):
-                torch.distributed.broadcast(tensor, 0)
+                # Libraries send and fill the memory from a tensor's first element on, as if it had no gaps.
+                dense = tensor.contiguous()
+                torch.distributed.broadcast(dense, 0)
+                if dense is not tensor:
+                    tensor.copy_(dense)
 
 
 _job: Job | None = None

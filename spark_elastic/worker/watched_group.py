@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from spark_elastic.worker.backends.backend import DTYPES
 from spark_elastic.worker.backends.works import Guarded
 from spark_elastic.worker.checks.manual_averaging import reductions
 
@@ -49,6 +50,8 @@ COLLECTIVES = (
 TRANSFERS = ("send", "recv", "recv_anysource")
 # The collective that DDP uses for gradients. No rank has its result before all have entered it.
 REDUCTION = "allreduce"
+# The collective that brings tensors to other ranks as they are, so that libraries need not know what is in them.
+BROADCAST = "broadcast"
 # How many of the last collectives are remembered by name: a rank may be this far ahead of another one for which it waits.
 RECENT = 16
 
@@ -171,8 +174,20 @@ def _first_tensor(arguments: object) -> torch.Tensor | None:
     return next((tensor for tensor in map(_first_tensor, nested) if tensor is not None), None)
 
 
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the memory of a tensor whose dtype some library lacks; any other tensor, and one with gaps, unchanged."""
+    if tensor.dtype in DTYPES or tensor.layout is not torch.strided or tensor.is_quantized:
+        return tensor
+    if not tensor.is_contiguous() and tensor.stride() != torch.empty_like(tensor, device="meta").stride():
+        return tensor
+    return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+
+
 def _handing_on(name: str, is_collective: bool) -> Callable[..., dist.Work | None]:
     def call(self: WatchedGroup, *args: Any, **kwargs: object) -> dist.Work | None:
+        if name == BROADCAST and args:
+            first = _as_bytes(args[0]) if isinstance(args[0], torch.Tensor) else [*map(_as_bytes, args[0])]
+            args = (first, *args[1:])
         try:
             work: dist.Work | None = getattr(self._inner, name)(*args, **kwargs)
         except RuntimeError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import loud_training
@@ -52,6 +53,26 @@ def test_the_loss_of_a_worker_is_no_runtime_error_in_torchs_own_collectives(way:
             args=(8, way), num_proc=3, min_np=2, max_np=3, local=True, start_timeout=60,
         )  # fmt: skip
     assert results == [(8, [])] * len(results)
+
+
+@pytest.mark.parametrize("commit", ["copy", "host", "in_place", "sharded"])
+def test_tensors_of_all_dtypes_and_those_of_inference_mode_survive_losses_joins_and_jobs(
+    commit: str, tmp_path: Path
+) -> None:
+    with inject(kill(rank=1, step=4)):  # at the second step after one in inference mode
+        lost = spark_elastic.run(
+            loud_training.train_with_odd_tensors,
+            args=(8, commit), num_proc=3, min_np=3, max_np=3, local=True, checkpoint=tmp_path,
+        )  # fmt: skip
+    resumed = spark_elastic.run(
+        loud_training.train_with_odd_tensors,
+        args=(9, commit), num_proc=3, min_np=3, max_np=3, local=True, checkpoint=tmp_path,
+    )  # fmt: skip
+    for results, step, of in ((lost, 8, 5.0), (resumed, 9, 8.0)):
+        scale = (1 + 1e-5) ** -0.5  # of the frozen normalization
+        odd = [[step - 1.0] * 4] * len(loud_training.ODD_DTYPES) + [[step - 1.0]] + [[1.0] * 3] * 2
+        made = [pytest.approx([of * scale] * 2), [1.0, 1.0], [0.0, 0.0]]
+        assert results == [(step, odd, made)] * 3
 
 
 def test_a_result_that_the_driver_cannot_unpickle_is_named() -> None:

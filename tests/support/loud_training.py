@@ -220,3 +220,56 @@ def leave_a_semaphore_and_shared_memory() -> list[str]:
 
 
 kept: list[object] = []
+
+
+# Dtypes that Gloo and NCCL have no collectives for.
+ODD_DTYPES = (torch.int16, torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn)
+
+
+def train_with_odd_tensors(steps: int, commit: str) -> tuple[int, list[list[float]], list[list[float]]]:
+    """Keep tensors of unusual dtypes in the State and in models, and predictions that were made in inference mode.
+
+    Return the number of steps, the tensors of unusual dtypes, and predictions, weights and buffers made in inference mode.
+    """
+    torch.manual_seed(0)
+    network = torch.nn.Linear(2, 1)
+    with torch.inference_mode():
+        frozen = torch.nn.BatchNorm1d(2).eval()
+    for each in (network, frozen):
+        each.register_buffer("table", torch.ones(3, dtype=torch.int16))
+    model = se.DistributedDataParallel(network)
+    state = se.TorchState(
+        model=model,
+        optimizer=torch.optim.Adam(model.parameters()),
+        commit=commit,
+        step=0,
+        frozen=frozen,
+        odd=[torch.zeros(2, 2).to(dtype) for dtype in ODD_DTYPES] + [torch.tensor(0, dtype=torch.int16)],
+        found=None,
+    )
+
+    @torch.inference_mode()
+    def evaluate(state: se.TorchState) -> None:
+        state.found = state.frozen(torch.full((1, 2), float(state.step)))
+        state.step += 1
+        state.commit()
+
+    @se.elastic
+    def train(state: se.TorchState) -> None:
+        while state.step < steps:
+            state.optimizer.zero_grad()
+            with torch.no_grad():
+                inputs = state.frozen(torch.randn(4, 2))
+            state.model(inputs).square().mean().backward()
+            state.optimizer.step()
+            state.odd = [torch.full_like(each, state.step) for each in state.odd]
+            if state.step % 3 == 2:
+                evaluate(state)
+            else:
+                state.step += 1
+                state.commit()
+
+    train(state)
+    odd = [*state.odd, network.table, frozen.table]
+    made = [state.found, frozen.weight, frozen.running_mean]
+    return state.step, [each.double().flatten().tolist() for each in odd], [each.flatten().tolist() for each in made]

@@ -6,6 +6,7 @@ import threading
 from datetime import timedelta
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
+import torch
 import torch.distributed as dist
 
 from spark_elastic.worker.torch_store import WorldStore
@@ -15,6 +16,13 @@ if TYPE_CHECKING:
 
 # The driver detects hangs. A library's own timeout must not interrupt a long evaluation on one rank that calls heartbeat().
 COLLECTIVE_TIMEOUT = timedelta(hours=24)
+# The dtypes that all libraries reduce and broadcast, with the results that torch itself would compute.
+DTYPES = frozenset(
+    {
+        *(torch.float32, torch.float64, torch.complex64, torch.complex128),
+        *(torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64),
+    }
+)
 
 
 class Backend(Protocol):

@@ -17,6 +17,8 @@ import cloudpickle
 import numpy as np
 import torch
 
+from spark_elastic.worker.state.inference import writing_to
+
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic, np.ndarray, torch.Tensor)
 _CONTAINERS = (Mapping, list, tuple, set, frozenset, deque)
 # The types that a commit keeps by name, if a module has the object, and the types that may own such a function.
@@ -117,7 +119,8 @@ class Attributes:
         elif type(now) is type(value) is np.ndarray and (now.shape, now.dtype) == (value.shape, value.dtype):
             now[...] = value
         elif isinstance(now, torch.Tensor) and isinstance(value, torch.Tensor) and now.shape == value.shape:
-            now.detach().copy_(value)
+            with writing_to([now]):
+                now.copy_(value)
         else:
             vars(self._owner)[name] = value
 

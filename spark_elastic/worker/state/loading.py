@@ -15,6 +15,7 @@ import torch
 from spark_elastic.checkpoint.skeleton import PLAIN, StateDict, has_plain_keys, map_tree
 from spark_elastic.errors import SparkElasticError
 from spark_elastic.worker.module_registers import stepped
+from spark_elastic.worker.state.inference import writing_to
 from spark_elastic.worker.state.places import Places
 from spark_elastic.worker.state.snapshot import KeptPart, Stateful, cloned, has_state_dict
 from spark_elastic.worker.state.structure import reshape
@@ -157,7 +158,7 @@ class Loading:
         if id(target) in self._filled or not fits(target, kept):
             return kept.clone()
         self._filled.add(id(target))
-        with torch.no_grad():
+        with writing_to([target]):
             target.copy_(kept)
         target.grad = None
         return cast(torch.Tensor, target)
@@ -282,7 +283,8 @@ def load_state_dict(target: Stateful, kept: Any) -> None:
         switch_as_noted(target, kept)
         kept = _named_as_here(target, kept)
         has_extra_state = any(str(name).endswith("_extra_state") for name in kept)
-        target.load_state_dict(cloned(kept) if has_extra_state else kept)
+        with writing_to((*target.parameters(), *target.buffers())):
+            target.load_state_dict(cloned(kept) if has_extra_state else kept)
         target.zero_grad(set_to_none=True)
     else:
         if isinstance(target, torch.optim.lr_scheduler.LRScheduler):
@@ -388,7 +390,7 @@ def _overwrite(optimizer: torch.optim.Optimizer, kept: Mapping[str, Any]) -> boo
     if _without_tensors(live["state"]) != _without_tensors(kept["state"]) or not all(map(fits, targets, sources)):
         return False
     if targets:
-        with torch.no_grad():
+        with writing_to(targets):
             torch._foreach_copy_(targets, sources)
     for group, settings in zip(optimizer.param_groups, kept["param_groups"], strict=True):
         group.update({name: value for name, value in cloned(settings).items() if name != "params"})

@@ -24,6 +24,7 @@ from spark_elastic.worker.context import device
 from spark_elastic.worker.job import Job, current_job, present_world
 from spark_elastic.worker.state.base import State
 from spark_elastic.worker.state.commits import Commits
+from spark_elastic.worker.state.inference import outside_inference_mode
 from spark_elastic.worker.state.keepers import Keeper, OnDevice, dividing_keeper
 from spark_elastic.worker.state.keepers.keeper import Content
 from spark_elastic.worker.state.loading import Loading
@@ -134,6 +135,7 @@ class ObjectState(State):
         """
         self._commits.record(self._take_next)
 
+    @outside_inference_mode
     def restore(self) -> None:
         """Reset all objects to the last commit, in place where possible, and clear gradients.
 
@@ -160,6 +162,7 @@ class ObjectState(State):
         if job is not None:
             job.control.slices = self._keeper.slices
 
+    @outside_inference_mode
     def sync(self) -> None:
         """Bring every rank to the newest commit: ranks that lack it receive it, the others keep theirs. This is a collective.
 
@@ -221,6 +224,7 @@ class ObjectState(State):
             self._take(self._commits.steps, 1)
             self._keeper.settle()
 
+    @outside_inference_mode
     def _prepare(self) -> None:
         self._prepare_to_divide()
         shared = self._values(shared=True)
@@ -317,6 +321,7 @@ class ObjectState(State):
         self._own_as_newcomer(world)
         return saved.size
 
+    @outside_inference_mode
     def _take(self, steps: int, size: int) -> None:
         """Begin a commit of the present values, made by a world of this size."""
         values = self._values(shared=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from datetime import timedelta
 from types import SimpleNamespace
@@ -162,3 +163,43 @@ def test_a_work_is_guarded_by_the_library_of_its_device_unless_it_has_a_timeout_
     assert guard(gpu) == ("nccl", "work")
     assert guard(host) == ("gloo", "work")
     assert guard([torch.ones(1)], SimpleNamespace(timeout=timedelta(seconds=1))) == "work"
+
+
+ODD_DTYPES = (
+    torch.int16,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+    torch.float8_e4m3fn,
+    torch.bfloat16,
+    torch.complex32,
+)
+
+
+@pytest.mark.parametrize("dtype", ODD_DTYPES)
+@pytest.mark.parametrize("shape", [(), (0,), (0, 3), (5,), (2, 3, 4)])
+def test_what_libraries_lack_a_dtype_for_is_broadcast(pair: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    (one, of_one), (other, _) = pair
+    wanted = torch.arange(math.prod(shape)).reshape(shape).to(dtype)
+    sent, got = torch.stack([wanted, wanted])[1], torch.ones(2, *shape).to(dtype)[1]
+    works = [one.broadcast([sent]), other.broadcast(got, 0)]
+    for work in works:
+        work.wait()
+    assert (got.shape, got.dtype, got.tolist()) == (wanted.shape, dtype, wanted.tolist())
+    assert of_one.count() == (1, ("broadcast",))
+
+
+def test_a_tensor_in_another_memory_order_is_broadcast(pair: Any) -> None:
+    (one, _), (other, _) = pair
+    sent = torch.arange(6, dtype=torch.int16).reshape(2, 3).t()
+    got = torch.zeros(2, 3, dtype=torch.int16).t()
+    works = [one.broadcast([sent]), other.broadcast(got, 0)]
+    for work in works:
+        work.wait()
+    assert got.tolist() == [[0, 3], [1, 4], [2, 5]]
+
+
+def test_a_tensor_with_gaps_of_a_dtype_that_libraries_lack_is_refused(pair: Any) -> None:
+    (one, _), _ = pair
+    with pytest.raises(RuntimeError, match="Invalid scalar type"):
+        one.broadcast([torch.zeros(6, dtype=torch.int16)[::2]]).wait()

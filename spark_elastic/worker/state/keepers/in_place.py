@@ -21,6 +21,7 @@ from spark_elastic.checkpoint.skeleton import PLAIN, StateDict
 from spark_elastic.errors import HostsUpdatedInterrupt, SparkElasticError, WorkerLostError
 from spark_elastic.worker.job import current_job, present_world
 from spark_elastic.worker.module_registers import same_objects, stepped
+from spark_elastic.worker.state.inference import writing_to
 from spark_elastic.worker.state.keepers.copies import PartlyCopied
 from spark_elastic.worker.state.keepers.keeper import Content, Tell
 from spark_elastic.worker.state.keepers.unstepped import UnsteppedWeights
@@ -204,9 +205,9 @@ class SmallModule(KeptPart):
         """Set the module back to this part, and clear gradients."""
         assert isinstance(target, torch.nn.Module), target
         switch(target, self.switches)
-        weights = list(target.parameters())
-        with torch.no_grad():
-            for present, buffer in zip(target.buffers(), self.buffers, strict=True):
+        weights, buffers = list(target.parameters()), list(target.buffers())
+        with writing_to(weights + buffers):
+            for present, buffer in zip(buffers, self.buffers, strict=True):
                 present.copy_(buffer)
             for number, weight in self.weights.items():
                 weights[number].copy_(weight)

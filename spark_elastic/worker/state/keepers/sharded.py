@@ -13,7 +13,7 @@ What differs between ranks (buffers of modules) or is small (counters, learning 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -348,7 +348,7 @@ class Sharded(Keeper):
 
     def _note_live(self, tensors: list[torch.Tensor]) -> None:
         self._live, self._bits = tensors, None
-        self._versions = [tensor._version for tensor in tensors]
+        self._versions = _versions(tensors)
 
     def _switch(self) -> None:
         self._current, self._spare = self._spare, self._current
@@ -388,7 +388,7 @@ class Sharded(Keeper):
 
     def _live_whole(self) -> Snapshot:
         """Return the whole current commit, uncopied. Raises ``SparkElasticError`` if it is no longer here."""
-        if not self._holds_all and (self._live is None or self._versions != [t._version for t in self._live]):
+        if not self._holds_all and (self._live is None or self._versions != _versions(self._live)):
             raise SparkElasticError(
                 f'commit="{self.name}": weights have changed since the last commit(), which this rank has no whole copy of to '
                 "write to a durable checkpoint; commit after the last change"
@@ -466,6 +466,11 @@ def find_sliced(found: Found) -> tuple[int, ...]:
             tensors += [entry for state in value.state.values() for entry in state.values()]
         equal.update(_place(tensor) for tensor in tensors if isinstance(tensor, torch.Tensor) and tensor.numel())
     return tuple(number for number, tensor in enumerate(found.tensors) if _place(tensor) in equal)
+
+
+def _versions(tensors: Iterable[torch.Tensor]) -> list[int]:
+    """Return numbers that writes to the tensors change. Those that were made in inference mode have none."""
+    return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
 
 
 def _place(tensor: torch.Tensor) -> tuple[object, ...]:
