@@ -49,9 +49,9 @@ TOLERANCE = 1e-3
 BUFFER = "the buffer"
 _CAUSES = (
     "The usual causes: gradients that are not averaged (a model that is called or stepped without se.DistributedDataParallel, a "
-    "step or commit under no_sync()), an optimizer, scheduler or model that trains and is not in the State, weights that one "
-    "rank changes alone (if se.rank() == 0), an optimizer that decides by this rank's loss or random numbers. Objects that are "
-    "meant to differ go into TorchState(local=…)"
+    "step or commit under no_sync()), an optimizer, scheduler or model that trains and is not in the State, or that has an "
+    "attribute beside its state_dict, weights that one rank changes alone (if se.rank() == 0), an optimizer that decides by this "
+    "rank's loss or random numbers. Objects that are meant to differ go into TorchState(local=…)"
 )
 _CAUSES_OF_BUFFERS = (
     "The usual causes: a model without se.DistributedDataParallel, such as a teacher, or the module inside the wrapper, is "

@@ -74,7 +74,7 @@ def take_values(tree: Mapping[str, object]) -> Values:
             described = _describe(value)
             if described:
                 tensors[place] = described
-        elif (state := _state_of_generator(value)) is not None:
+        elif (state := state_of_generator(value)) is not None:
             plain[place] = f"a {type(value).__name__} in the state {_digest(state)}"
         elif isinstance(value, (set, frozenset)):
             if all(map(is_plain, value)):
@@ -97,7 +97,7 @@ def _describe(value: torch.Tensor | numpy.ndarray) -> str:
     return f"{value.dtype} {list(value.shape)} {_digest(numpy.ascontiguousarray(value.reshape(-1)[:PIECE]).tobytes())}"
 
 
-def _state_of_generator(value: object) -> bytes | None:
+def state_of_generator(value: object) -> bytes | None:
     """Return the state of a random number generator; None for anything else."""
     if isinstance(value, random.Random):
         return repr(value.getstate()).encode()

@@ -27,6 +27,7 @@ from spark_elastic.worker.checks.manual_averaging import reductions
 from spark_elastic.worker.checks.plain_loaders import PlainLoaders
 from spark_elastic.worker.checks.reachable import find_optimizers, reachable
 from spark_elastic.worker.checks.same_inputs import ENOUGH, same_inputs
+from spark_elastic.worker.checks.unkept_attributes import UnkeptAttributes
 from spark_elastic.worker.checks.unkept_buffers import UnkeptBuffers
 from spark_elastic.worker.checks.user_frames import depth_of_user
 from spark_elastic.worker.job import Job, current_job
@@ -62,6 +63,7 @@ class TrainingChecks:
         self._carried = CarriedGradients()
         self._warned: set[str] = set()
         self._buffers = UnkeptBuffers()
+        self._attributes = UnkeptAttributes()
         # Whether the warning that every rank gets all rows has been issued.
         self._is_told_of_rows = False
         same_inputs.start()
@@ -79,6 +81,7 @@ class TrainingChecks:
         reductions.begin()
         self._steps = 0
         self._buffers = UnkeptBuffers()
+        self._attributes.begin()
         self._is_pending = self._is_reached = False
         same_inputs.begin()
         if self._plain_loaders is not None:
@@ -116,6 +119,8 @@ class TrainingChecks:
                 f"the buffer {unkept[0]} changes while it trains, and commits leave it out (persistent=False), so after a loss "
                 "it no longer matches the commit: register it with persistent=True, unless forward sets it each time"
             )
+        for text in self._attributes.look(optimizer, self._shared, self._local):
+            self._warn(text)
         if self._steps == STEPS_WITHOUT_COMMIT and not self._state._commits.index:
             self._warn(
                 f"{STEPS_WITHOUT_COMMIT} optimizer steps and no commit: if a worker is lost, all of them are lost. Write "
@@ -151,6 +156,7 @@ class TrainingChecks:
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that the gradients have been used; any that have not belong to another optimizer, which may never use them."""
         self._is_pending = False
+        self._attributes.after_step()
         self._carried.after_step(optimizer)
 
     def _check(self, optimizer: torch.optim.Optimizer) -> bool:

@@ -81,6 +81,37 @@ def test_a_buffer_that_training_changes_and_commits_leave_out_is_warned_of(stage
     assert [text.partition(" (")[0] for text in texts] == wanted
 
 
+class Warming(torch.optim.SGD):
+    calls = 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.calls += 1
+        return super().step(closure)
+
+
+def test_attributes_that_training_carries_on_and_commits_leave_out_are_warned_of_once(stage: Stage) -> None:
+    model = DistributedDataParallel(net())
+    model.module.register_forward_pre_hook(count_call)
+    model.module.calls = 0
+    sgd(model)  # from now on, torch's hooks also see the step of the base class
+    optimizer = Warming(model.parameters(), lr=0.1)
+    state = TorchState(model=model, optimizer=optimizer)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            stage.begin(state)
+            for _ in range(8):
+                step(model, optimizer)
+    assert [str(each.message).partition(" changes")[0] for each in told(warned)] == [
+        "the attribute state.model.module.calls",
+        "the attribute state.optimizer.calls",
+    ]
+
+
+def count_call(module: Any, inputs: object) -> None:
+    module.calls += 1
+
+
 # ---------------------------------------------------------------- models
 
 
