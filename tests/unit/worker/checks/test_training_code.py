@@ -81,6 +81,14 @@ def test_a_buffer_that_training_changes_and_commits_leave_out_is_warned_of(stage
     assert [text.partition(" (")[0] for text in texts] == wanted
 
 
+class Called(torch.nn.Sequential):
+    calls = 0
+
+    def forward(self, input: torch.Tensor) -> Any:
+        self.calls += 1
+        return super().forward(input)
+
+
 class Warming(torch.optim.SGD):
     calls = 0
 
@@ -90,9 +98,7 @@ class Warming(torch.optim.SGD):
 
 
 def test_attributes_that_training_carries_on_and_commits_leave_out_are_warned_of_once(stage: Stage) -> None:
-    model = DistributedDataParallel(net())
-    model.module.register_forward_pre_hook(count_call)
-    model.module.calls = 0
+    model = DistributedDataParallel(Called(net()))
     sgd(model)  # from now on, torch's hooks also see the step of the base class
     optimizer = Warming(model.parameters(), lr=0.1)
     state = TorchState(model=model, optimizer=optimizer)
@@ -106,10 +112,6 @@ def test_attributes_that_training_carries_on_and_commits_leave_out_are_warned_of
         "the attribute state.model.module.calls",
         "the attribute state.optimizer.calls",
     ]
-
-
-def count_call(module: Any, inputs: object) -> None:
-    module.calls += 1
 
 
 # ---------------------------------------------------------------- models

@@ -63,18 +63,6 @@ class Counter(Module):
         return super().forward(x)
 
 
-class Average(Module):
-    @torch.no_grad()
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.update(x)
-        with torch.enable_grad():
-            return super().forward(x)
-
-    def update(self, x: torch.Tensor) -> None:
-        mean = x.mean() if isinstance(self.value, torch.Tensor) else x.mean().item()
-        self.value = 0.9 * self.value + 0.1 * mean
-
-
 class LastOnes(Module):
     """Stores what each forward computes, and reads it only afterwards."""
 
@@ -121,8 +109,6 @@ def add(tensors: Any) -> None:
 CARRIED: dict[str, Callable[[], nn.Module]] = {
     "a counter": lambda: Counter(0),
     "numpy's counter": lambda: Counter(numpy.int64(0)),
-    "a temperature": lambda: Average(1.0),
-    "a tensor that is replaced": lambda: Average(torch.ones(())),
     "a tensor that changes in place": lambda: Module(torch.zeros(2), lambda value: value.add_(1)),
     "tensors in a list": lambda: Module([torch.zeros(2)], add),
     "a view of a tensor's data": lambda: Module([torch.zeros(2)], lambda value: value[0].data.add_(1)),
@@ -148,9 +134,8 @@ def count_calls(module: nn.Module, *args: object) -> None:
     module.calls += 1  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("kind", [partial(Module, 0), partial(nn.Linear, 2, 2)])
-def test_an_attribute_that_a_hook_carries_on_is_named(kind: Callable[[], nn.Module]) -> None:
-    model = kind()
+def test_an_attribute_that_a_hook_carries_on_is_named() -> None:
+    model = Module(None)
     model.calls = 0
     model.register_forward_hook(count_calls)
     assert named(told(model)) == ["state.model[0].calls"]
@@ -297,8 +282,8 @@ def averaged() -> nn.Module:
 
 
 def set_from_outside() -> nn.Module:
-    model, steps = Module(0), iter(range(100))
-    model.register_forward_pre_hook(lambda module, _: setattr(module, "value", next(steps)))
+    model = Module(0)
+    model.register_forward_pre_hook(lambda module, _: setattr(module, "value", random.randrange(10**9)))
     return model
 
 
