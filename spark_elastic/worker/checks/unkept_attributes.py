@@ -230,13 +230,14 @@ def _kept_tensors(value: object) -> Iterator[torch.Tensor]:
 
 def _is_in_state_dict(seen: Seen) -> bool:
     """Whether a state dict has the attribute by its name or, if the user's code chooses what is in it, by its value."""
+    choosers = [kind for each in (seen.owner, seen.root) for kind in own_classes(each)]
+    is_chosen = any(name in vars(kind) for kind in choosers for name in _OWN_STATE)
+    if isinstance(seen.root, torch.optim.Optimizer) and not is_chosen:
+        return False  # it has none of the attributes; that of a divided optimizer is a collective
     content = seen.root.state_dict()
     if seen.place.rpartition(".")[2].strip("_") in _keys(content):
         return True
-    choosers = [kind for each in (seen.owner, seen.root) for kind in own_classes(each)]
-    if not any(name in vars(kind) for kind in choosers for name in _OWN_STATE):
-        return False
-    return any(_is_equal(seen.value, value) for value in pytree.tree_leaves(content))
+    return is_chosen and any(_is_equal(seen.value, value) for value in pytree.tree_leaves(content))
 
 
 def _keys(content: object) -> set[str]:
