@@ -178,7 +178,7 @@ class Deliveries:
             return None
         telling = self._telling(tensors)
         found = self._told_by(telling)
-        if found is not None and found is self._last and not self._is_fresh:
+        if found is not None and found is self._kept[-1]:
             self._came_again |= found.was_counted and found.is_over
         # Converted tensors belong to no known batch. They come from a batch that a commit has counted if all unused ones have
         # been.

@@ -17,13 +17,23 @@ _ROWS = 32
 
 
 def described(dataset: object) -> dict[str, str]:
-    """Describe a dataset: "content" is which items its subsets choose, "sample" some rows of its tensors; without, neither."""
-    parts = list(_within(dataset))
-    chosen = [_bytes_of(part.indices) for part in parts if isinstance(part, Subset)]
-    tensors = [tensor for part in parts if isinstance(part, TensorDataset) for tensor in part.tensors]
-    dense = [tensor for tensor in tensors if tensor.layout is torch.strided and not tensor.is_nested]
-    told = {"content": chosen, "sample": [_rows_of(tensor) for tensor in dense]}
-    return {key: _digest(values) for key, values in told.items() if values}
+    """Describe a dataset by "content", which items its subsets choose, and "sample", some rows of its tensors, if it has any.
+
+    What is not known from torch's own classes, or not of the types that they usually hold, is left out.
+    """
+    content, sample = hashlib.blake2b(digest_size=8), hashlib.blake2b(digest_size=8)
+    told: dict[str, str] = {}
+    for part in _within(dataset):
+        indices = _numbers(getattr(part, "indices", None)) if isinstance(part, Subset) else None
+        if indices is not None:
+            content.update(indices.tobytes())
+            told["content"] = content.hexdigest()
+        tensors = getattr(part, "tensors", ()) if isinstance(part, TensorDataset) else ()
+        for tensor in tensors if isinstance(tensors, (list, tuple)) else ():
+            if isinstance(tensor, torch.Tensor) and _has_rows(tensor):
+                sample.update(_rows_of(tensor).tobytes())
+                told["sample"] = sample.hexdigest()
+    return told
 
 
 def _within(dataset: object) -> Iterator[Dataset[object]]:
@@ -31,24 +41,32 @@ def _within(dataset: object) -> Iterator[Dataset[object]]:
     if isinstance(dataset, Dataset):
         yield dataset
     if isinstance(dataset, Subset):
-        yield from _within(dataset.dataset)
+        yield from _within(getattr(dataset, "dataset", None))
     if isinstance(dataset, ConcatDataset):
-        for each in dataset.datasets:
+        for each in getattr(dataset, "datasets", ()):
             yield from _within(each)
 
 
-def _bytes_of(indices: object) -> bytes:
+def _numbers(indices: object) -> np.ndarray | None:
+    """Return indices as 64-bit numbers; None if they are anything else."""
+    if isinstance(indices, range):
+        return np.arange(indices.start, indices.stop, indices.step, dtype=np.int64)
+    if isinstance(indices, torch.Tensor):
+        indices = indices.detach().cpu().numpy()
+    if not isinstance(indices, (list, tuple, np.ndarray)):
+        return None
     try:
-        return np.asarray(indices, np.int64).tobytes()
+        return np.asarray(indices, np.int64)
     except (ValueError, TypeError, OverflowError):  # items may have keys of any kind
-        return repr(indices).encode()
+        return None
 
 
-def _rows_of(tensor: torch.Tensor) -> bytes:
+def _has_rows(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_meta and tensor.dim() > 0
+
+
+def _rows_of(tensor: torch.Tensor) -> np.ndarray:
     places = torch.linspace(0, max(len(tensor) - 1, 0), min(_ROWS, len(tensor)), dtype=torch.float64).long()
     rows = tensor.detach()[places.to(tensor.device)].cpu().resolve_conj().contiguous()
-    return rows.reshape(-1).view(torch.uint8).numpy().tobytes()
-
-
-def _digest(values: list[bytes]) -> str:
-    return hashlib.blake2b(b"/".join(values), digest_size=8).hexdigest()
+    found: np.ndarray = rows.reshape(-1).view(torch.uint8).numpy()
+    return found

@@ -121,7 +121,10 @@ def is_written(frame: DataFrame, names: Sequence[str], store: Store, split: Spli
     if found is None or not _is_whole(store, found):
         return False
     mine = frame.select(*_selected(frame, names, replace(split, stratify=None)))
-    kept = frame.sparkSession.read.parquet(store.spark_url(url)).select(*map(column, mine.columns))
+    kept = frame.sparkSession.read.parquet(store.spark_url(url))
+    if not set(mine.columns) <= set(kept.columns):
+        return False
+    kept = kept.select(*map(column, mine.columns))
     return mine.agg(*content_of(mine)).first() == kept.agg(*content_of(kept)).first()
 
 
@@ -171,7 +174,7 @@ def written(
                 )
             if not _is_whole(store, found):
                 raise ValueError(
-                    f"the run cannot go on: of its data in {known} files are missing or broken; choose another runId"
+                    f"the run cannot go on: of its data in {known} files are missing; choose another runId"
                 )
         else:
             found = _find(store, folder, identity) if reuse else None
@@ -190,6 +193,7 @@ def written(
 
 def _find(store: Store, folder: str, identity: str) -> Dataset | None:
     """Find data that will stay, because the store keeps them or a fit in this process uses them. Remove abandoned data."""
+    broken = []
     for token in store.files.names(store.spark_url(folder)):
         found = _read(store, url := f"{folder}/{token}")
         if found is None:
@@ -199,23 +203,24 @@ def _find(store: Store, folder: str, identity: str) -> Dataset | None:
         elif found.identity == identity and ("data" in store.keep or _users[url]):
             if _is_whole(store, found):
                 return found
-            logger.warning(
-                "of the data that an earlier fit has written to %s, files are missing or broken; they are written again",
-                shown(url),
-            )
+            broken.append(url)
+    for url in broken:
+        logger.warning(
+            "of the data that an earlier fit has written to %s, files are missing; they are written again", shown(url)
+        )
     return None
 
 
 def _is_whole(store: Store, data: Dataset) -> bool:
     """Whether all rows that were written are there. What cleans up a store may have taken a part of its files."""
-    try:
-        rows = sum(
-            int(read_manifest(store.worker_url(url), storage_options=store.storage_options).rows.sum())
-            for url in (data.training_url, data.validation_url)
-            if url is not None
-        )
-    except DataError:
-        return False
+    rows = 0
+    for url in filter(None, (data.training_url, data.validation_url)):
+        if not any(name.endswith(".parquet") for name in store.files.names(store.spark_url(url))):
+            return False
+        try:
+            rows += int(read_manifest(store.worker_url(url), storage_options=store.storage_options).rows.sum())
+        except DataError:
+            return True  # the fit itself says why they cannot be read from here
     return rows == data.rows
 
 

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,6 @@ from spark_elastic.estimator.runs import (
     check_run,
     describe_callbacks,
     describe_params,
-    find_run,
     forget_run,
     record_run,
 )
@@ -141,13 +141,10 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
             # Data in a temporary store are never looked up again, so rows need not be hashed.
             known_again = resumable or (self.value("reuseData") and not store.temporary)
             identity = identity_of(dataset, layout.columns, split) if known_again else f"new-{secrets.token_hex(8)}"
-            known = find_run(store, run_id) if resumable else None
-            # The same rows by another plan, with other settings, or in another release of Spark are the run's data, too.
-            is_other = known is not None and known.data_url is not None and known.data != identity
-            if known and is_other and is_written(dataset, layout.columns, store, split, known.data_url or ""):
-                identity = known.data
             record = RunRecord(run_id, identity, describe_params(self, wants_epochs(recipe.steps)), version=VERSION)
-            known = check_run(store, record) if resumable else None
+            # The same rows by another plan, with other settings, or in another release of Spark are the run's data, too.
+            is_same = partial(is_written, dataset, layout.columns, store, split)
+            known = check_run(store, record, is_same) if resumable else None
             with written(
                 dataset,
                 layout.columns,

@@ -7,7 +7,7 @@ weights are not part of it: when a script creates the network again, its weights
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 import msgspec
@@ -62,6 +62,7 @@ FREE = frozenset(
 _BATCH = ("batchSize", "globalBatchSize")
 _NETWORKS = ("model", "modelFn")
 _RECORD = "run.json"
+_DATA = "the data"
 # The entry for the estimator's class among the descriptions of Params: another class has another loss for the same Params.
 _KIND = "estimator"
 VERSION = 2
@@ -94,7 +95,7 @@ class RunRecord:
         """List the differences between this run and another fit."""
         if self.version != other.version:
             return [f"its record (of version {self.version}, this release writes {other.version})"]
-        found = [] if self.data == other.data else ["the data"]
+        found = [] if self.data == other.data else [_DATA]
         # Records of earlier releases have neither the estimator's class nor the epochs of a scheduler that spans them.
         names = (self.params.keys() | other.params.keys()) - ({_KIND, "epochs"} - self.params.keys())
         for name in sorted(names):
@@ -126,13 +127,16 @@ def describe_callbacks(callbacks: Sequence[object]) -> str:
     return json.dumps([describe(each) for each in callbacks])
 
 
-def check_run(store: Store, record: RunRecord) -> RunRecord | None:
+def check_run(store: Store, record: RunRecord, is_same: Callable[[str], bool] = lambda url: False) -> RunRecord | None:
     """Return the store's record of a run. Raises ValueError, naming the differences, if it is a different run.
 
-    A fit whose Params leave the batch size open uses the run's.
+    A fit whose Params leave the batch size open uses the run's. ``is_same`` tells, if only the identities of the data differ,
+    whether those that were written to a URL have the same rows.
     """
     known = find_run(store, record.run_id)
     differences = known.differences(record.with_batch(known.batch)) if known else []
+    if known and known.data_url and differences == [_DATA] and is_same(known.data_url):
+        return known
     if differences:
         raise ValueError(
             f"runId={record.run_id!r} is another run in {shown(store.url)}, which differs in {', '.join(differences)}. "

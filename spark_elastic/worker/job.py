@@ -155,7 +155,8 @@ def broadcast_from_first(model: torch.nn.Module) -> None:
                 dense = tensor.contiguous()
                 torch.distributed.broadcast(dense, 0)
                 if dense is not tensor:
-                    tensor.copy_(dense)
+                    with torch.inference_mode(tensor.is_inference()):
+                        tensor.copy_(dense)
 
 
 _job: Job | None = None

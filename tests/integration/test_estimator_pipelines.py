@@ -403,6 +403,8 @@ def test_a_run_knows_its_rows_again_if_plan_or_settings_have_changed(spark: Any,
     assert len(second.history) == 2
     with pytest.raises(ValueError, match="differs in the data"):
         regressor(epochs=2, **run).fit(read().where("id > 0"))
+    with pytest.raises(ValueError, match="differs in the data, featureCols"):
+        regressor(epochs=2, **{**run, "featureCols": ["a", "id"]}).fit(read())
 
 
 @pytest.mark.parametrize("harm", ["gone", "cut off", "all gone"])
@@ -426,14 +428,15 @@ def test_written_data_of_which_something_is_missing_are_written_again(
             part.write_bytes(b"")
         else:
             part.unlink()
-    with pytest.raises(ValueError, match="files are missing or broken; choose another runId"), write(first.url):
+    with pytest.raises(ValueError, match="files are missing; choose another runId"), write(first.url):
         pass
     with write() as fresh:
         assert fresh.url != first.url
         assert fresh.rows == ROWS
-    assert "files are missing or broken; they are written again" in caplog.text
+    assert caplog.text.count("files are missing; they are written again") == 1
     with write() as again:
         assert again.url == fresh.url
+    assert caplog.text.count("files are missing") == 1
 
 
 def test_what_hides_something_is_known_again_by_its_rows_alone(spark: Any, frame: Any, tmp_path: Path) -> None:

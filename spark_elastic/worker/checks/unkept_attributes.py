@@ -1,27 +1,28 @@
-"""Finds attributes of a State's modules, optimizers and other objects that training carries on and no commit keeps.
+"""Finds attributes of a State's own modules and optimizers that training carries on and no commit keeps.
 
-A commit has of such an object what is in its state dict. What else changes from step to step goes on from wherever it is after a
-reset, and starts over on a newcomer. Most attributes that change are harmless, because each step sets them anew, such as the
-last loss or attention map. So only these count, also in containers, and only if they change between all looks: whole numbers
-that grow by the same each time, tensors that change in place, and random number generators.
+A commit has of such an object what is in its state dict, which is not asked for here: it may be large, or a collective. What
+else changes from step to step goes on from wherever it is after a reset, and starts over on a newcomer. Most attributes that
+change are harmless, because each step sets them anew, such as the last loss or attention map. So only these count, also in
+containers, and only if they change between all looks: whole numbers that grow by the same each time, tensors that change in
+place, and random number generators.
 """
 
 from __future__ import annotations
 
+import itertools
 import weakref
-from collections import deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy
 import torch
-from torch.utils import _pytree as pytree
 
 from spark_elastic.worker.checks.live_memory import address_of, live_tensors
 from spark_elastic.worker.checks.plain_values import state_of_generator
-from spark_elastic.worker.checks.unsupported import metrics_in, why_unsupported
+from spark_elastic.worker.checks.unsupported import why_unsupported
 from spark_elastic.worker.module_registers import same_values
-from spark_elastic.worker.state.snapshot import Stateful, find_objects, leaves
+from spark_elastic.worker.state.snapshot import find_objects, leaves
 
 # The steps of an optimizer in a generation at which all objects are looked at: those of each optimizer, because one object may
 # only change along with it. Those of further optimizers are not counted.
@@ -32,17 +33,19 @@ ENTRIES = 100
 PIECE = 1000
 # How deep containers are searched.
 DEPTH = 2
+_CONTAINERS = (dict, OrderedDict, defaultdict, list, tuple, deque)
 # As many attributes are named.
 NAMED = 3
 # Where modules and optimizers keep what state dicts have.
 _REGISTERS = {"_parameters", "_buffers", "_modules", "state", "param_groups"}
-# What a class defines that chooses what is in a state dict.
+# What a class defines that chooses itself what is in its state dict.
 _OWN_STATE = ("state_dict", "get_extra_state", "_save_to_state_dict")
-# Packages whose classes have attributes for purposes of their own. What they carry on, they also keep.
+# The packages of the classes that the user's may derive from. Others have attributes for purposes of their own.
+_BASES = {"abc", "builtins", "torch", "typing"}
+# The packages whose objects are none of the user's.
 _LIBRARIES = {
-    *("abc", "builtins", "collections", "typing", "torch", "torchao", "torchdata", "torchmetrics", "torchvision"),
-    *("accelerate", "keras", "lightning", "lightning_fabric", "peft", "pytorch_lightning", "transformers"),
-    *("pyspark", "spark_elastic"),
+    *("accelerate", "keras", "lightning", "lightning_fabric", "peft", "pyspark", "pytorch_lightning", "spark_elastic"),
+    *("torchao", "torchdata", "torchmetrics", "torchvision", "transformers"),
 }
 
 
@@ -51,8 +54,7 @@ class Seen:
     """What an attribute, or an entry of it, was at a look."""
 
     place: str
-    owner: object
-    root: Stateful
+    owner: torch.nn.Module | torch.optim.Optimizer
     # The containers that lead to it, and the object itself unless it is a number. These stay the same objects.
     held: tuple[object, ...]
     value: int | bytes | torch.Tensor
@@ -87,8 +89,10 @@ class UnkeptAttributes:
     ) -> list[str]:
         """Note the attributes before an optimizer's step. At the last look, describe those that changed between all of them.
 
-        ``shared`` and ``local`` return the values of the State. Modules, optimizers and other objects are told of once each.
+        ``shared`` and ``local`` return the values of the State. Modules and optimizers are told of once each.
         """
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            return []
         is_within, self._stepping = self._stepping == id(optimizer), id(optimizer)
         step, before = self._looks.get(optimizer, (0, {}))
         if is_within or step >= STEPS[-1] or (step == 0 and len(self._looks) >= OPTIMIZERS):
@@ -117,44 +121,49 @@ def _told_of(unkept: Mapping[str, object]) -> dict[str, str]:
         what = f"attributes {', '.join(places[:NAMED])} change" if places[1:] else f"attribute {places[0]} changes"
         texts[advice] = (
             f"the {what} while it trains, and commits leave out what is not in a state_dict: after a loss it would go on from "
-            f"another value, and a newcomer from the first one. {advice}, unless the training does not depend on it"
+            f"another value, and a newcomer from the first one. {advice}, or keep it in the State, unless the training does not "
+            "depend on it"
         )
     return texts
 
 
 def _advice(owner: object) -> str:
     if isinstance(owner, torch.nn.Module):
-        return "Make it a buffer (register_buffer), let get_extra_state return it, or keep it in the State"
-    if isinstance(owner, torch.optim.Optimizer):
-        return (
-            "Keep it in the optimizer's state or param_groups, let its state_dict and load_state_dict include it, or keep it in "
-            "the State"
-        )
-    return f"Let state_dict and load_state_dict of {type(owner).__name__} include it, or keep it in the State"
+        return "Make it a buffer (register_buffer), let get_extra_state return it"
+    return "Keep it in the optimizer's state or param_groups, let its state_dict and load_state_dict include it"
 
 
 # ---------------------------------------------------------------- what there is
 
 
 def _attributes(shared: Mapping[str, object]) -> dict[str, Seen]:
-    """Return what may be carried on in the attributes of the objects of a State, by place."""
+    """Return what may be carried on in the attributes of the modules and optimizers of a State, by place."""
     found: dict[str, Seen] = {}
     for place, root in find_objects(shared).items():
-        for part, owner in root.named_modules() if isinstance(root, torch.nn.Module) else [("", root)]:
-            # An iterable with a position is a loader, and metrics have a check of their own.
-            is_loader = hasattr(type(owner), "__iter__") and not isinstance(owner, torch.nn.Module)
-            if is_loader or metrics_in(owner) or not own_classes(owner):
-                continue
-            for name, value in list(getattr(owner, "__dict__", {}).items()):
+        for part, owner in _parts(root):
+            for name, value in list(vars(owner).items()) if _is_own(owner) and not _chooses(root) else ():
                 where = ".".join(filter(None, ("state", place, part, name)))
                 for key, held, seen in _values(value) if name not in _REGISTERS else ():
-                    found[where + key] = Seen(where, owner, root, held, seen)
+                    found[where + key] = Seen(where, owner, held, seen)
     return found
 
 
-def own_classes(value: object) -> list[type]:
-    """Return the classes of an object that are the user's, or of a library that is not known here."""
-    return [kind for kind in type(value).__mro__ if kind.__module__.partition(".")[0] not in _LIBRARIES]
+def _parts(root: object) -> Iterator[tuple[str, torch.nn.Module | torch.optim.Optimizer]]:
+    if isinstance(root, torch.nn.Module):
+        yield from root.named_modules()
+    elif isinstance(root, torch.optim.Optimizer):
+        yield "", root
+
+
+def _is_own(owner: object) -> bool:
+    """Whether an object is of a class of the user's, whose attributes are the user's, and leaves its state dict to torch."""
+    packages = {kind.__module__.partition(".")[0] for kind in type(owner).__mro__}
+    return bool(packages - _BASES) and not packages & _LIBRARIES and not _chooses(owner)
+
+
+def _chooses(owner: object) -> bool:
+    kinds = [kind for kind in type(owner).__mro__ if kind.__module__.partition(".")[0] not in _BASES | _LIBRARIES]
+    return any(name in vars(kind) for kind in kinds for name in _OWN_STATE)
 
 
 def _values(
@@ -168,9 +177,9 @@ def _values(
             yield "", (*held, entry), entry.detach().reshape(-1)[:PIECE].clone()
     elif (state := state_of_generator(entry)) is not None:
         yield "", (*held, entry), state
-    elif isinstance(entry, (dict, list, tuple, deque)) and len(held) < DEPTH:
-        entries = list(entry.values() if isinstance(entry, dict) else entry)
-        for place, each in enumerate(entries[:ENTRIES]):
+    elif isinstance(entry, (dict, list, tuple, deque)) and type(entry) in _CONTAINERS and len(held) < DEPTH:
+        entries = entry.values() if isinstance(entry, dict) else entry
+        for place, each in enumerate(list(itertools.islice(entries, ENTRIES))):
             for key, through, value in _values(each, (*held, entry)):
                 yield f"[{place}]{key}", through, value
 
@@ -205,7 +214,7 @@ def _changed(before: Mapping[str, Seen], now: Mapping[str, Seen]) -> Iterator[tu
 
 
 def _unkept(changing: Mapping[str, Seen], trees: tuple[Mapping[str, object], ...]) -> dict[str, object]:
-    """Return the owners of attributes of which neither a state dict nor the State itself has a part, by their places."""
+    """Return the owners of attributes of which the State itself has no part, by their places."""
     values = [value for tree in trees for value in (*tree.values(), *(each for _, each in leaves(tree)))]
     known = set(map(id, values))
     memory = {address_of(tensor) for value in values for tensor in _kept_tensors(value)}
@@ -213,11 +222,7 @@ def _unkept(changing: Mapping[str, Seen], trees: tuple[Mapping[str, object], ...
     def is_known(value: object) -> bool:
         return id(value) in known or (isinstance(value, torch.Tensor) and address_of(value) in memory)
 
-    return {
-        seen.place: seen.owner
-        for seen in changing.values()
-        if not any(map(is_known, seen.held)) and not _is_in_state_dict(seen)
-    }
+    return {seen.place: seen.owner for seen in changing.values() if not any(map(is_known, seen.held))}
 
 
 def _kept_tensors(value: object) -> Iterator[torch.Tensor]:
@@ -226,31 +231,3 @@ def _kept_tensors(value: object) -> Iterator[torch.Tensor]:
         yield value
     for _, tensor in live_tensors(value):
         yield from (each for each in (tensor, tensor.grad) if each is not None)
-
-
-def _is_in_state_dict(seen: Seen) -> bool:
-    """Whether a state dict has the attribute by its name or, if the user's code chooses what is in it, by its value."""
-    choosers = [kind for each in (seen.owner, seen.root) for kind in own_classes(each)]
-    is_chosen = any(name in vars(kind) for kind in choosers for name in _OWN_STATE)
-    if isinstance(seen.root, torch.optim.Optimizer) and not is_chosen:
-        return False  # it has none of the attributes; that of a divided optimizer is a collective
-    content = seen.root.state_dict()
-    if seen.place.rpartition(".")[2].strip("_") in _keys(content):
-        return True
-    return is_chosen and any(_is_equal(seen.value, value) for value in pytree.tree_leaves(content))
-
-
-def _keys(content: object) -> set[str]:
-    """Return the names in a state dict: of a module, those of its parts' attributes."""
-    return {str(key).rpartition(".")[2].strip("_") for key in content} if isinstance(content, Mapping) else set()
-
-
-def _is_equal(value: int | bytes | torch.Tensor, kept: object) -> bool:
-    if isinstance(value, torch.Tensor):
-        if not isinstance(kept, torch.Tensor) or not _is_comparable(kept) or kept.dtype != value.dtype:
-            return False
-        piece = kept.reshape(-1)[:PIECE]
-        return piece.shape == value.shape and same_values(piece, value)
-    if isinstance(value, bytes):
-        return isinstance(kept, torch.Tensor) and kept.dtype is torch.uint8 and value == bytes(kept.flatten().tolist())
-    return bool(kept == value) if isinstance(kept, (int, float, numpy.number)) else False

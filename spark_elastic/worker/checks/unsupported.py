@@ -67,10 +67,10 @@ def why_unsupported(value: object) -> str | None:
 
 
 def _forgets_its_values(value: object) -> bool:
-    return not all(flag for metric in metrics_in(value) for flag in metric._persistent.values())
+    return not all(flag for metric in _metrics_in(value) for flag in metric._persistent.values())
 
 
-def metrics_in(value: object) -> list[Any]:
+def _metrics_in(value: object) -> list[Any]:
     """Return a torchmetrics metric, or those of a collection; an empty list for anything else."""
     torchmetrics = sys.modules.get("torchmetrics")
     if torchmetrics is None or not isinstance(value, (torchmetrics.Metric, torchmetrics.MetricCollection)):
@@ -80,14 +80,14 @@ def metrics_in(value: object) -> list[Any]:
 
 def check_is_shared(value: object, name: str) -> None:
     """Raise ``TypeError`` for a value that is never the same on all ranks, such as a metric."""
-    if metrics_in(value):
+    if _metrics_in(value):
         raise TypeError(f"{name} is {_PARTIAL_METRIC}{_ADVICE[_PARTIAL_METRIC]}")
 
 
 def warn_of_metrics(value: object, name: str) -> None:
     """Warn of a metric in a module whose state dict has its values: they are of this rank's rows only."""
     for part, metric in value.named_modules() if isinstance(value, torch.nn.Module) else ():
-        if any(any(each._persistent.values()) for each in metrics_in(metric)):
+        if any(any(each._persistent.values()) for each in _metrics_in(metric)):
             warnings.warn(
                 f"{name}.{part} is {_PARTIAL_METRIC}. It is persistent, so a reset would replace its values by another rank's: "
                 "call persistent(False) of the metric, and reset, update and compute it between two commits",

@@ -372,7 +372,11 @@ def test_a_batch_that_is_used_on_after_its_commit_is_told_until_another_is_deliv
     assert not deliveries.take_batch_again()
 
     deliveries.find([converted])  # as for a metric, without a step
-    deliveries.note(loader, torch.ones(4, 2), (4, 4), 0)
+    newer = torch.ones(4, 2)
+    deliveries.note(loader, newer, (4, 4), 0)
+    assert not deliveries.take_batch_again()
+    for tensor in (converted, converted, newer):  # a loss of two batches in a row
+        deliveries.find([tensor])
     assert not deliveries.take_batch_again()
 
 

@@ -236,7 +236,7 @@ def splits() -> Iterator[tuple[Any, Any, Any]]:
     half, other = list(range(50)), list(range(50, 100))
     yield Subset(numbers, half), Subset(Numbers(100), np.array(half)), Subset(numbers, other)
     yield Subset(numbers, half), Subset(numbers, torch.tensor(half)), Subset(numbers, half[::-1])
-    yield Subset(numbers, ["a", "b"]), Subset(numbers, ["a", "b"]), Subset(numbers, ["b", "a"])  # type: ignore[list-item]
+    yield Subset(numbers, range(3)), Subset(numbers, (0, 1, 2)), Subset(numbers, range(2, -1, -1))
     united = [ConcatDataset([Numbers(3), Subset(numbers, part)]) for part in (half, half, other)]
     yield united[0], united[1], united[2]
     nested = [Subset(Subset(numbers, part), half[:5]) for part in (half, half, other)]
@@ -271,3 +271,42 @@ def test_other_rows_of_tensors_are_warned_of(rows: int) -> None:
     if rows > 1:
         with pytest.warns(UserWarning, match="has other rows than where this position was saved"):
             ElasticDataLoader(TensorDataset(*(value.flip(0) for value in values), sparse), 2).load_state_dict(state)
+
+
+class Chosen(Subset[int]):
+    """Subclasses may be made without torch's constructor, and with attributes of other types."""
+
+    def __init__(self, **attributes: object) -> None:
+        vars(self).update(attributes)
+
+    def __len__(self) -> int:
+        return 4
+
+
+class Held(TensorDataset):
+    def __init__(self, **attributes: object) -> None:
+        vars(self).update(attributes)
+
+    def __len__(self) -> int:
+        return 4
+
+
+class United(ConcatDataset[int]):
+    def __init__(self) -> None:
+        pass
+
+    def __len__(self) -> int:
+        return 4
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        Chosen(), Chosen(indices=["a", "b"], dataset=None), Chosen(indices=object()), Chosen(indices=[2**70]), United(), Held(),
+        Chosen(indices=torch.ones(2, requires_grad=True)), Held(tensors=np.ones(4)), Held(tensors=[np.ones(4), [1], None]),
+        Held(tensors=(torch.ones(4, device="meta"), torch.ones(()))),
+    ],
+)  # fmt: skip
+def test_a_dataset_that_says_nothing_of_its_items_is_taken_as_it_is(dataset: Any) -> None:
+    loader = ElasticDataLoader(dataset, 2)
+    loader.load_state_dict(loader.state_dict())

@@ -16,6 +16,7 @@ from torch.optim import swa_utils
 
 from spark_elastic.worker.checks.unkept_attributes import OPTIMIZERS, STEPS, UnkeptAttributes
 from spark_elastic.worker.ddp import DistributedDataParallel
+from spark_elastic.worker.zero import ZeroRedundancyOptimizer
 
 
 def told(
@@ -184,30 +185,6 @@ def test_an_attribute_that_an_optimizer_carries_on_is_named(own: str, monkeypatc
     (text,) = told(model, optimizer=Own(model.parameters(), **{own: True}))
     assert named([text]) == [f"state.optimizer.{own}"]
     assert "the optimizer's state or param_groups" in text
-
-
-class Lookahead:
-    """A plain wrapper, whose state dict is that of the optimizer in it."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self.optimizer, self.calls, self.slow = optimizer, 0, dict[Any, torch.Tensor]()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["optimizer"], name)
-
-    def step(self) -> None:
-        self.optimizer.step()
-        self.calls += 1
-        for parameter in self.optimizer.param_groups[0]["params"]:
-            slow = self.slow.setdefault(parameter, parameter.detach().clone())
-            slow.data.add_(parameter.data - slow, alpha=0.5)
-
-
-def test_attributes_of_a_wrapper_are_named_together() -> None:
-    model = nn.Linear(2, 2)
-    (text,) = told(model, optimizer=Lookahead(torch.optim.SGD(model.parameters(), lr=0.1)))
-    assert named([text]) == ["state.optimizer.calls, state.optimizer.slow"]
-    assert "state_dict and load_state_dict of Lookahead" in text
 
 
 def test_modules_and_optimizers_are_told_of_once_each_in_all_generations() -> None:
@@ -408,6 +385,25 @@ def test_a_scaler_is_not_told_of() -> None:
 def test_what_a_state_dict_of_ones_own_has_is_not_told_of_whatever_its_name() -> None:
     model = nn.Linear(2, 2)
     assert told(model, optimizer=Saving(model.parameters(), calls=True, ema=True)) == []
+
+
+class Divided(ZeroRedundancyOptimizer):
+    """Its state dict would be a collective; and it counts its steps for itself."""
+
+
+def test_a_divided_optimizer_is_left_alone() -> None:
+    model = nn.Linear(2, 2)
+    optimizer = Divided(model.parameters(), torch.optim.SGD, lr=0.1)
+    assert told(model, optimizer=optimizer) == []
+
+
+class Odd(dict[str, int]):
+    def values(self) -> Any:
+        raise RuntimeError("it is read in another way")
+
+
+def test_containers_of_other_classes_are_not_looked_into() -> None:
+    assert told(Module(Odd(a=1))) == []
 
 
 def test_what_is_in_the_state_too_is_not_told_of() -> None:
