@@ -99,7 +99,7 @@ def _describe(value: torch.Tensor | numpy.ndarray) -> str:
 
 def state_of_generator(value: object) -> bytes | None:
     """Return the state of a random number generator; None for anything else."""
-    if isinstance(value, random.Random):
+    if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):  # which has no state
         return repr(value.getstate()).encode()
     if isinstance(value, numpy.random.Generator):
         return repr(value.bit_generator.state).encode()

@@ -292,6 +292,7 @@ HARMLESS: dict[str, Callable[[], nn.Module]] = {
     "a tensor beside a library's module": of_a_library,
     "extra state": lambda: ExtraState(0),
     "views of parameters": with_flat_parameters,
+    "a generator without a state": lambda: Module(random.SystemRandom(), draw),
     "an LSTM": lambda: Recurrent(2, 2),
     "a GRU in a module": lambda: nn.Sequential(nn.GRU(2, 2), LastOfTwo()),
     "spectral_norm": lambda: nn.utils.spectral_norm(nn.Linear(2, 2)),
