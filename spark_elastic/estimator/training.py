@@ -28,6 +28,7 @@ from spark_elastic.estimator.plan import Trained, TrainingPlan
 from spark_elastic.estimator.row_checks import check_classes, check_indexes, check_rows, check_weights, check_whole
 from spark_elastic.estimator.schedules import Course, make_scheduler
 from spark_elastic.estimator.steps import LossWatch, Passes, check_frozen, make_optimizer
+from spark_elastic.worker.from_first import broadcast_from_first
 
 _log = logging.getLogger(__name__)
 _PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -407,8 +408,7 @@ class Trainer:
         self.model.eval()
         if se.size() > 1 and self.plan.data.shards is None:
             # Each rank has the buffers of its own last batch, but the validated network has to be the result.
-            for buffer in self.model.module.buffers():
-                dist.broadcast(buffer, 0)
+            broadcast_from_first(self.model.module.buffers())
         if state.sums is not None:
             self._check_weight("training", float(state.sums[-1]))
         metrics: Metrics = {"epoch": state.epoch, **_means(state.names, state.sums)}

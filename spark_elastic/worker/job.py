@@ -7,12 +7,11 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import torch
-
 from spark_elastic.errors import SparkElasticError
 from spark_elastic.protocol.fault_points import Point
 from spark_elastic.worker import faults
 from spark_elastic.worker.control import ControlClient
+from spark_elastic.worker.from_first import broadcast_from_first
 from spark_elastic.worker.reporting import Reporter
 from spark_elastic.worker.runtime import REAL_RUNTIME, Runtime
 from spark_elastic.worker.world import World
@@ -131,7 +130,8 @@ class Job:
     def add_model(self, model: DistributedDataParallel) -> None:
         """Add a wrapped model, to be attached to each world of this job."""
         if self.world is not None and self.is_fixed:
-            broadcast_from_first(model)
+            # As torch's DistributedDataParallel does when it is created.
+            broadcast_from_first(itertools.chain(model.parameters(), model.buffers()))
             model.attach(self.world)
         elif self.finished:
             raise SparkElasticError(
@@ -144,19 +144,6 @@ class Job:
                 "to start from the same weights"
             )
         self._models.append(weakref.ref(model))
-
-
-def broadcast_from_first(model: torch.nn.Module) -> None:
-    """Give all ranks the parameters and buffers of rank 0, as torch's DistributedDataParallel does when it is created."""
-    if torch.distributed.get_world_size() > 1:
-        with torch.no_grad():
-            for tensor in itertools.chain(model.parameters(), model.buffers()):
-                # Libraries send and fill the memory from a tensor's first element on, as if it had no gaps.
-                dense = tensor.contiguous()
-                torch.distributed.broadcast(dense, 0)
-                if dense is not tensor:
-                    with torch.inference_mode(tensor.is_inference()):
-                        tensor.copy_(dense)
 
 
 _job: Job | None = None

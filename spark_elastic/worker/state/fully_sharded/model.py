@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
@@ -19,7 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from spark_elastic.errors import SparkElasticError
 from spark_elastic.worker.ddp import DistributedDataParallel
-from spark_elastic.worker.job import broadcast_from_first
+from spark_elastic.worker.from_first import broadcast_from_first
 from spark_elastic.worker.state.fully_sharded.rows import bounds
 from spark_elastic.worker.state.snapshot import cloned
 from spark_elastic.worker.state.templates import has_extra_state
@@ -62,7 +61,7 @@ class ShardedModel:
             self.module = _built(factories.build)
             is_meta = _is_on_meta(self.module)
             if is_first and not is_meta:
-                broadcast_from_first(self.module)
+                broadcast_from_first((*self.module.parameters(), *self.module.buffers()))
             names = _names(self.module)
             factories.shard(self.module, mesh)
             if len(_names(self.module)) != len(names):
@@ -237,16 +236,14 @@ class ShardedModel:
                     "made on the meta device; have it set all parameters and buffers of its own in place, or build the module on "
                     "the CPU"
                 )
+            broadcast_from_first((*(whole[key] for key in own), *(part._buffers[key] for key in buffers)))
             with torch.no_grad():
                 for key, parameter in own.items():
-                    dist.broadcast(whole[key].detach(), 0)
                     assert isinstance(parameter, DTensor), "this was checked when the model was made"
                     if id(parameter) not in done:
                         first, last = bounds(parameter.shape[0], self._mesh.get_local_rank(), self._mesh.size())
                         parameter.to_local().copy_(whole[key][first:last])
                     done.add(id(parameter))
-                for key in buffers:
-                    dist.broadcast(part._buffers[key], 0)
 
 
 def _built(build: Callable[[], nn.Module]) -> nn.Module:
