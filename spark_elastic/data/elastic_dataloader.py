@@ -119,7 +119,7 @@ class ElasticDataLoader(PositionedLoader[Any]):
         if len(self.dataset) != tracker.total:
             raise DataError(
                 f"the dataset had {tracker.total} items when the loader was made, now {len(self.dataset)}; it must not "
-                "change its length"
+                "change its length: make it with all items, and train with those that arrive later in a run() of their own"
             )
         generator = self._given_generator
         if generator is None:

@@ -58,8 +58,9 @@ class EstimatorWriter(MLWriter):
         super().__init__()
         self.instance = instance
 
-    def saveImpl(self, path: str) -> None:
+    def saveImpl(self, path: str | os.PathLike[str]) -> None:
         """Write metadata, Params, tensors and all other objects into the folder."""
+        path = os.fspath(path)
         plain, other = self._params()
         with tempfile.TemporaryDirectory(prefix="spark_elastic-") as folder:
             written = write_objects(folder, {"params": other, **self._objects()})
@@ -69,8 +70,8 @@ class EstimatorWriter(MLWriter):
             for name in written:
                 files.upload(os.path.join(folder, name), f"{path}/{name}")
 
-    def _handleOverwrite(self, path: str) -> None:
-        open_files(path).delete(path)
+    def _handleOverwrite(self, path: str | os.PathLike[str]) -> None:
+        open_files(os.fspath(path)).delete(os.fspath(path))
 
     def _params(self) -> tuple[dict[str, Json], dict[str, object]]:
         return split_params(self.instance)
@@ -117,8 +118,9 @@ class EstimatorReader(MLReader[P]):
         super().__init__()
         self.cls: type[P] = cls
 
-    def load(self, path: str) -> P:
+    def load(self, path: str | os.PathLike[str]) -> P:
         """Read an instance from a folder. Raises ``DamagedError``, or ``ValueError`` if it holds another class."""
+        path = os.fspath(path)
         metadata = _read_metadata(path, _context(self))
         found, own = _class_name(metadata["class"]), f"{self.cls.__module__}.{self.cls.__name__}"
         if found != own:

@@ -198,9 +198,10 @@ def test_transform_keeps_rows_in_order_and_other_columns_and_agrees_with_the_net
     expected = model.model(features).squeeze(1).tolist()
     assert after["prediction"].tolist() == pytest.approx(expected, abs=1e-5)
 
-    model.write().overwrite().save(str(tmp_path / "model"))
+    model.save(tmp_path / "model")
+    model.write().overwrite().save(tmp_path / "model")
     with pytest.warns(UserWarning, match="runs the code"):
-        loaded = TorchModel.load(str(tmp_path / "model"))
+        loaded = TorchModel.load(tmp_path / "model")
     assert loaded.history == model.history
     assert (
         loaded.transform(frame).select("prediction").toPandas()["prediction"].tolist() == after["prediction"].tolist()

@@ -91,8 +91,8 @@ class TorchState(ObjectState):
     ) -> None:
         """Choose how commits are kept, then set the objects as ``ObjectState`` does.
 
-        Raises ``TypeError`` for a ``model`` that is not a module, for an ``optimizer`` or ``scheduler`` without a state dict
-        and for a ``loader`` without a position, ``ValueError`` for an unknown ``commit`` or ``redundancy``, and whatever
+        Raises ``TypeError`` for a ``model`` that is not a module, for an ``optimizer`` or ``scheduler`` without a state dict,
+        for several of them in one argument and for a ``loader`` without a position, ``ValueError`` for an unknown ``commit`` or ``redundancy``, and whatever
         ``ObjectState`` raises.
         """
         self._keeper_class, self._redundancy = self._keeper_maker(commit, redundancy), redundancy
@@ -101,6 +101,11 @@ class TorchState(ObjectState):
         for name, value in given.items():
             if isinstance(value, type):
                 raise TypeError(f"{name} must be an object, not the class {value.__name__}: write {value.__name__}(…)")
+            if isinstance(value, (list, tuple, dict)) and name != "loader":
+                raise TypeError(
+                    f"{name} must be one object, not a {type(value).__name__}: give each of several a name of its own, as in "
+                    f"TorchState({name}=…, {name}_2=…)"
+                )
         if model is not None and not isinstance(model, torch.nn.Module):
             raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
         for name, value in (("optimizer", optimizer), ("scheduler", scheduler)):
@@ -110,8 +115,8 @@ class TorchState(ObjectState):
                 )
         if not (loader is None or has_state_dict(loader) or any(has_part(loader, part) for part in _PARTS_OF_LOADERS)):
             raise TypeError(
-                f"loader must have a position, as those of spark_elastic.data do; {type(loader).__name__} has none. For streams "
-                "torchdata's StatefulDataLoader has one"
+                f"loader must have a position, as those of spark_elastic.data do; {type(loader).__name__} has none. Give a "
+                "dataset to ElasticDataLoader instead of torch's DataLoader; for streams, torchdata's StatefulDataLoader has one"
             )
         super().__init__(local=local, **{name: value for name, value in given.items() if value is not None}, **objects)
         if redundancy != 1 and not self._keeper.is_joint and not find_divisible(self._values(shared=True)):

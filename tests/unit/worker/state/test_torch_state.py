@@ -272,6 +272,13 @@ def test_a_class_in_place_of_an_object_is_refused(name: str) -> None:
         TorchState(**{name: kind})
 
 
+@pytest.mark.parametrize("name", ["model", "optimizer", "scheduler"])
+@pytest.mark.parametrize("several", [[1, 2], (1, 2), {"first": 1}], ids=["list", "tuple", "dict"])
+def test_several_objects_in_one_argument_are_refused_with_how_to_give_them(name: str, several: Any) -> None:
+    with pytest.raises(TypeError, match=rf"{name} must be one object, not a {type(several).__name__}: .*{name}_2="):
+        TorchState(**{name: several})
+
+
 def test_modules_of_torchscript_are_kept() -> None:
     """Their registers of parts have keys, and cannot be iterated over."""
     net = torch.jit.trace(torch.nn.Linear(2, 1), torch.ones(1, 2))  # type: ignore[no-untyped-call]
