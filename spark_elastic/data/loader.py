@@ -25,8 +25,8 @@ Part = TypeVar("Part")
 
 _VERSION = 1
 _SAME_ROWS = (
-    "All workers, and later runs, have to make it with the same rows in the same order: give random splits a seed, and train with "
-    "rows that arrive later in a run with a checkpoint of its own"
+    "All workers, and later runs, have to make it with the same rows in the same order: give random splits a seed, and train "
+    "with rows that arrive later in a run with a checkpoint of its own"
 )
 _OTHER_ROWS = (
     f"the dataset has other rows than where this position was saved (another worker, or an earlier run). {_SAME_ROWS}"

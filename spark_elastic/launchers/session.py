@@ -175,6 +175,26 @@ def parallelism(session: SparkSession | ConnectSession) -> int:
     return int(found.group(1))
 
 
+def warn_of_too_few_cores(session: SparkSession, wanted: int, resources: TaskResources | None = None) -> None:
+    """Say it if a job waits for more workers than a local master ever runs tasks at a time. Those of others may grow."""
+    conf, master = session.conf, str(session.sparkContext.master)
+    found = re.fullmatch(r"local(?:\[(\d+)(?:, *\d+)?\])?|local-cluster\[ *(\d+) *, *(\d+) *,.*\]", master)
+    if found is None:
+        return
+    threads, executors, each = (int(number or 1) for number in found.groups())
+    cpus = (resources.cpus if resources else None) or float(conf.get("spark.task.cpus", "1") or 1)
+    slots = int(threads * executors * each / cpus)
+    if slots < wanted:
+        logger.warning(
+            "num_proc=%d workers are waited for, but %s runs %d %s at a time: lower num_proc and min_np, or give the session "
+            "more cores",
+            wanted,
+            master,
+            slots,
+            "task" if slots == 1 else "tasks",
+        )
+
+
 def _number(conf: RuntimeConfig | ConnectConfig, name: str, default: int) -> int:
     return int(conf.get(name, str(default)) or default)
 

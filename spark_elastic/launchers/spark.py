@@ -29,6 +29,7 @@ from spark_elastic.launchers.session import (
     find_session,
     note_use,
     use_own_python,
+    warn_of_too_few_cores,
 )
 from spark_elastic.launchers.slot import Slot
 from spark_elastic.launchers.slot_reason import GAVE_UP, find_hopeless, find_reason, never_registered
@@ -109,7 +110,9 @@ class SparkLauncher:
 
     def sizes(self, num_proc: int | None, min_np: int | None, max_np: int | None) -> tuple[int, int, int]:
         """Fill in what is None from the Spark configuration; return ``min_np``, ``num_proc``, ``max_np``."""
-        return default_sizes(self._session, num_proc, min_np, max_np, self._resources)
+        sizes = default_sizes(self._session, num_proc, min_np, max_np, self._resources)
+        warn_of_too_few_cores(self._session, sizes[1], self._resources)
+        return sizes
 
     def launch(self, ticket: Ticket, slots: int, listener: SlotListener) -> SparkSlots:
         """Return this many slots."""

@@ -92,8 +92,8 @@ class TorchState(ObjectState):
         """Choose how commits are kept, then set the objects as ``ObjectState`` does.
 
         Raises ``TypeError`` for a ``model`` that is not a module, for an ``optimizer`` or ``scheduler`` without a state dict,
-        for several of them in one argument and for a ``loader`` without a position, ``ValueError`` for an unknown ``commit`` or ``redundancy``, and whatever
-        ``ObjectState`` raises.
+        for several of them in one argument and for a ``loader`` without a position, ``ValueError`` for an unknown ``commit`` or
+        ``redundancy``, and whatever ``ObjectState`` raises.
         """
         self._keeper_class, self._redundancy = self._keeper_maker(commit, redundancy), redundancy
         self._generators = Generators()

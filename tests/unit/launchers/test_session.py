@@ -11,7 +11,13 @@ import pytest
 
 from spark_elastic.driver.run import run
 from spark_elastic.launchers.resources import TaskResources
-from spark_elastic.launchers.session import addresses_of, check_gpus, default_sizes, use_own_python
+from spark_elastic.launchers.session import (
+    addresses_of,
+    check_gpus,
+    default_sizes,
+    use_own_python,
+    warn_of_too_few_cores,
+)
 
 
 def session(parallelism: int = 4, **settings: str) -> Any:
@@ -158,3 +164,33 @@ def test_executors_on_this_machine_run_this_python_unless_another_was_chosen(
     made = SimpleNamespace(sparkContext=SimpleNamespace(master=master, getConf=lambda: conf, pythonExec="python3"))
     use_own_python(made)
     assert made.sparkContext.pythonExec == runs
+
+
+@pytest.mark.parametrize(
+    ("master", "cpus", "slots"),
+    [
+        ("local", "1", 1),
+        ("local[3]", "1", 3),
+        ("local[4,2]", "1", 4),
+        ("local[4]", "2", 2),
+        ("local-cluster[2,3,1024]", "1", 6),
+        ("local-cluster[2,3,1024]", "2", 3),
+    ],
+)
+def test_a_wait_that_a_local_master_can_never_end_is_told_at_once(
+    master: str, cpus: str, slots: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    spark = session(spark_task_cpus=cpus)
+    spark.sparkContext.master = master
+    warn_of_too_few_cores(spark, slots)
+    assert not caplog.records
+    warn_of_too_few_cores(spark, slots + 1)
+    assert f"num_proc={slots + 1} workers are waited for, but {master} runs {slots} task" in caplog.text
+
+
+@pytest.mark.parametrize("master", ["local[*]", "spark://there:7077", "yarn", "k8s://https://there:443"])
+def test_nothing_is_said_of_the_cores_of_other_masters(master: str, caplog: pytest.LogCaptureFixture) -> None:
+    spark = session()
+    spark.sparkContext.master = master
+    warn_of_too_few_cores(spark, 1000)
+    assert not caplog.records
