@@ -244,6 +244,11 @@ class _Strategy(DDPStrategy):
         total = super().reduce(tensor, group, "sum")
         return total.copy_(total / torch.distributed.get_world_size(group))
 
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
+        """Count the ranks that say yes. Lightning would ask ``reduce``, which takes an evaluation's sum for that of a metric."""
+        count = int(super().reduce(torch.tensor(int(decision), device=self.root_device), reduce_op="sum"))
+        return count == size() if all else count > 0
+
 
 class _Commit(pl.Callback):
     """Commits the Trainer's progress after each batch and epoch, and restores it in a new Trainer."""

@@ -163,8 +163,8 @@ def test_lightning_lowers_the_rate_at_a_plateau_and_accumulates_as_often_through
         assert result == pytest.approx(quiet.results[0], rel=1e-6)
 
 
-def train_to_an_early_stop(every: int, interval: str) -> dict[str, Any]:
-    """Train by Lightning with validations within each epoch, which lower the rate and stop training."""
+def train_to_an_early_stop(every: int, interval: str, folder: Path) -> dict[str, Any]:
+    """Train by Lightning with validations within each epoch, which lower the rate, choose a checkpoint and stop training."""
     import warnings
 
     import lightning.pytorch as pl
@@ -216,12 +216,19 @@ def train_to_an_early_stop(every: int, interval: str) -> dict[str, Any]:
     @se.elastic
     def train(state: Any) -> dict[str, Any]:
         stopping = pl.callbacks.EarlyStopping("val", patience=4)
-        how = {"max_epochs": 6, "val_check_interval": every, "callbacks": stopping}
+        keeping = pl.callbacks.ModelCheckpoint(folder, "{step}", "val")
+        how = {
+            "max_epochs": 6,
+            "val_check_interval": every,
+            "callbacks": [stopping, keeping],
+            "enable_checkpointing": True,
+        }
         quiet = {"enable_progress_bar": False, "logger": False, "accelerator": "cpu"}
         trainer = state.trainer(**how, **quiet)
         trainer.fit(net, state.loader, torch.utils.data.DataLoader(range(4), batch_size=2))
         logged = {name: float(trainer.callback_metrics[name]) for name in ("rows", "sum")}
-        return {"step": trainer.global_step, "stopped": trainer.should_stop, "waited": stopping.wait_count, **logged}
+        stopped = {"step": trainer.global_step, "stopped": trainer.should_stop, "waited": stopping.wait_count}
+        return {"best": Path(keeping.best_model_path).name, **stopped, **logged}
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -337,19 +344,20 @@ def test_lightning_stops_early_while_gradients_accumulate(run: Any) -> None:
 
 @pytest.mark.parametrize(("every", "interval"), [(5, "epoch"), (4, "step")])
 def test_lightning_validates_within_epochs_and_stops_early_as_if_no_worker_had_been_lost(
-    run: Any, every: int, interval: str
+    run: Any, every: int, interval: str, tmp_path: Path
 ) -> None:
     """Commit 11 is that of step 10, after which the one of the two cases validates, and the other one in two steps."""
-    quiet = run(train_to_an_early_stop, every, interval, num_proc=1, min_np=1, max_np=1).results[0]
+    quiet = run(train_to_an_early_stop, every, interval, tmp_path / "quiet", num_proc=1, min_np=1, max_np=1).results[0]
     within = [kill(rank=1, step=6), kill(rank=0, step=11, at="committed"), kill(rank=1, step=14)]
     later = [kill(rank=0, step=18, at="committed"), kill(rank=1, step=35)]
     over = kill(rank=0, step=quiet["step"] + 1, at="committed")
-    struck = run(
-        train_to_an_early_stop, every, interval, num_proc=2, min_np=2, max_np=2, faults=[*within, *later, over]
-    )
+    arguments = (train_to_an_early_stop, every, interval, tmp_path / "struck")
+    struck = run(*arguments, num_proc=2, min_np=2, max_np=2, faults=[*within, *later, over])
     assert struck.faults == 6
     assert (quiet.pop("stopped"), quiet.pop("warned")) == (True, False)
     assert quiet["rows"] == quiet["sum"] == 4
+    assert quiet["best"] not in ("", f"step={quiet['validated'][0]}.ckpt")
+    assert [each.name for each in (tmp_path / "struck").iterdir()] == [quiet["best"]]
     weights = quiet.pop("weights")
     # A worker that came when training was over has not seen an epoch.
     warned = [result.pop("warned") for result in struck.results]
