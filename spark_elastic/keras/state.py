@@ -89,6 +89,8 @@ class KerasState(TorchState):
         self._optimizer = optimizer
         self._sharded: ShardedSteps | None = None
         self._is_fitting = False
+        # How often the optimizer's ``apply`` was called in this world.
+        self._applied = 0
         self._logged: set[str] = set()
         # The values of ``epochs=`` with which ``fit`` has been called in this world.
         self._fitted: set[int] = set()
@@ -189,6 +191,7 @@ class KerasState(TorchState):
     def _apply(
         self, grads: Sequence[torch.Tensor | None], trainable_variables: Sequence[keras.Variable] | None = None
     ) -> None:
+        self._applied += 1
         if self._sharded is not None:
             self._sharded.gradients_are_there(trainable_variables)
             return
@@ -232,9 +235,13 @@ class KerasState(TorchState):
     def _enter_world(self, rank: int, size: int) -> None:
         super()._enter_world(rank, size)
         self._fitted.clear()
+        self._applied = 0
         job = current_job()
         is_sharded = shards_of_loader(self._loader_in_use()) is not None
         self._sharded = ShardedSteps(self, None if job is None else job.world) if is_sharded else None
+
+    def _optimizer_steps(self) -> int:
+        return self._applied
 
     def _weight(self, world: World) -> float:
         """Return the factor for this rank's values that turns the mean over ranks into the mean over rows."""

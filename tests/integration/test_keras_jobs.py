@@ -9,6 +9,7 @@ import cloudpickle
 import keras_training
 import pytest
 
+from spark_elastic import load_checkpoint
 from spark_elastic.testing import kill
 
 cloudpickle.register_pickle_by_value(keras_training)
@@ -82,3 +83,23 @@ def test_what_rank_0_writes_goes_on_where_another_rank_takes_its_place(
     assert [line.partition(",")[0] for line in written] == ["epoch", *map(str, range(6))]
     assert (tmp_path / "best.keras").exists()
     assert "equal on all ranks" not in capfd.readouterr().err
+
+
+def test_the_best_checkpoint_has_the_weights_that_were_validated(
+    run: Any, rows: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The weights of an epoch's end are validated and reported before they are committed."""
+    import spark_elastic.keras  # noqa: F401  # chooses Keras' backend
+
+    folder = tmp_path_factory.mktemp("kept")
+    wanted = {"checkpoint": folder, "checkpoint_keep": 1, "checkpoint_best": "val_loss"}
+    found = run(keras_training.fit, rows, None, False, 6, num_proc=2, min_np=2, max_np=2, **wanted).results[0]
+    epochs, place = len(found["epochs"]), found["names"].index("val_loss")
+    losses = found["history"][place * epochs : (place + 1) * epochs]
+    best = min(losses)
+    kept = load_checkpoint(folder, best=True)
+    assert (kept["epoch"], kept["batch"]) == (losses.index(best) + 1, 0)
+    model = keras_training.classifier()
+    for variable, value in zip(model.weights, kept["weights"]["values"], strict=True):
+        variable.assign(value)
+    assert model.evaluate(*keras_training.validation_data(), verbose=0)[0] == pytest.approx(best, rel=1e-5)

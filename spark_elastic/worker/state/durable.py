@@ -55,7 +55,7 @@ class Durable:
             self._parts += 1
             meeting = StoreMeeting(world.store, f"part {self._parts}", world.rank, world.size)
             self._write_part(state, checkpoints, world, meeting)
-        value = self._scores.committed(_optimizer_steps(state))
+        value = self._scores.committed(state._optimizer_steps())
         if value is not None:
             self._score(state, checkpoints, world, value)
         if world.rank == 0 and not self._is_in_parts and checkpoints.is_due():
@@ -81,7 +81,7 @@ class Durable:
         value = metrics[metric.name]
         if isinstance(value, str):
             raise TypeError(f"report({metric.name}=…) has to be a number, because of checkpoint_best={metric.name!r}")
-        if self._scores.reported(float(value), _optimizer_steps(state)):
+        if self._scores.reported(float(value), state._optimizer_steps()):
             self._score(state, job.checkpoints, world, float(value))
 
     def score_again(self, state: State, checkpoints: CheckpointWriter, world: World) -> None:
@@ -133,8 +133,3 @@ class Durable:
         if world.rank == 0:
             self._commits.settle()
             checkpoints.score(commit, value, state._lend(), world.is_broken)
-
-
-def _optimizer_steps(state: State) -> int:
-    """How often optimizers have stepped in this generation; 0 for a state that does not watch them."""
-    return 0 if state._checks is None else state._checks.steps
