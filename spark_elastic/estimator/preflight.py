@@ -119,7 +119,8 @@ def try_layouts(
         replace(entry, expand=entry.name is None and not entry.categorical and batch[entry.columns[0]].dim() == 1)
         for entry in layout.inputs
     )
-    together = replace(layout, inputs=side_by_side(layout.inputs)) if len(layout.features) > 1 else layout
+    are_several = max(len(layout.inputs), len(layout.features)) > 1  # one column may be given twice
+    together = replace(layout, inputs=side_by_side(layout.inputs)) if are_several else layout
     candidates = list(dict.fromkeys((layout, replace(layout, inputs=scalar), together)))
     failures: list[tuple[Layout, Exception]] = []
     for candidate in candidates:
