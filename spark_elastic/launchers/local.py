@@ -14,6 +14,7 @@ import threading
 import time
 from dataclasses import dataclass
 
+from spark_elastic.errors import SparkElasticError
 from spark_elastic.launchers.base import SlotListener
 from spark_elastic.launchers.defaults import YIELD_SECONDS, cores, fill_sizes
 from spark_elastic.launchers.gpus import find_gpus
@@ -52,6 +53,12 @@ class LocalLauncher:
         self._gpus: tuple[str, ...] = ()
 
     def __enter__(self) -> LocalLauncher:
+        try:
+            os.getcwd()
+        except FileNotFoundError:
+            raise SparkElasticError(
+                "the working directory of this process has been deleted, and workers would start there: change to one that exists"
+            ) from None
         if self._given is None:
             self._gpus = find_gpus()
         return self
@@ -296,7 +303,7 @@ class LocalSlots:
         return seat
 
     def _failed(self, slot: _Slot, reason: str) -> None:
-        slot.failed("slot %d: %s; it starts again in %.1f s, if the cluster has room", reason, self._listener)
+        slot.ended("slot %d: %s; it starts again in %.1f s, if the cluster has room", reason, self._listener)
         if not self._has_hosts and slot.failures >= HOPELESS_FAILURES:
             self._stop(f"slot {slot.number} failed {slot.failures} times: {reason}")
 

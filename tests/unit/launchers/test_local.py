@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import spark_elastic
+from spark_elastic.errors import SparkElasticError
 from spark_elastic.launchers import defaults, gpus, local
 from spark_elastic.launchers.base import SlotListener
 from spark_elastic.launchers.gpus import find_gpus, visible_gpus
@@ -263,3 +264,10 @@ def test_what_is_asked_of_slots_that_have_ended_is_nothing_to_them() -> None:
     with LocalSlots(cluster, TICKET, 1, Heard().listener) as slots:
         pass
     slots.give_back()
+
+
+def test_a_deleted_working_directory_is_told_of_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    with pytest.raises(SparkElasticError, match="working directory of this process has been deleted"):
+        spark_elastic.run(int, local=True)
