@@ -217,7 +217,8 @@ class ConnectSlots:
                 frame = self._session.range(0, 1, 1, numPartitions=1)
                 with unlogged(*_LOGGERS):  # at level DEBUG these loggers write what is sent, and the key with it
                     task = ArrowTask(self._ticket, slot.number)
-                    frame.mapInArrow(task, "slot long", **self._with_profile).collect()
+                    if frame.mapInArrow(task, "slot long", **self._with_profile).collect():
+                        slot.register()  # a driver in the cluster may not have been able to tell yet
             except Exception as error:
                 said = str(error)
                 reason = find_reason([said])
@@ -232,7 +233,7 @@ class ConnectSlots:
             if slot.given_back == slot.tag:
                 slot.registered = False
             else:
-                slot.failed(GAVE_UP, reason or never_registered(self._ticket), self._listener)
+                slot.ended(GAVE_UP, reason, self._listener, never_registered(self._ticket))
 
     def _find_end_in(self, said: str, slot: _Slot) -> str:
         if "OPERATION_CANCELED" in said:

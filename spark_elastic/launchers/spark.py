@@ -278,8 +278,10 @@ class SparkSlots:
                     raise SparkEndedError(cancellation)
                 if not self._has_hosts and (hopeless := find_hopeless(reason, self._context.pythonExec)):
                     raise SparkEndedError(hopeless)
+                if not reason and slot.future.get():
+                    slot.register()  # a driver in the cluster may not have been able to tell yet
                 slot.future = None
-                slot.failed(GAVE_UP, reason or never_registered(self._ticket), self._listener)
+                slot.ended(GAVE_UP, reason, self._listener, never_registered(self._ticket))
             if slot.future is None and slot.start_at <= now and not self._closing:
                 slot.future = self._submit(slot.number)
 

@@ -20,20 +20,22 @@ class SlotConfigurationError(ValueError):
 
 
 class RowsTask:
-    """A slot's task for ``RDD.mapPartitions``."""
+    """A slot's task for ``RDD.mapPartitions``. It returns its slot's number if it has reached the driver, else nothing."""
 
     def __init__(self, ticket: Ticket, slot: int) -> None:
         self._ticket = ticket
         self._slot = slot
 
-    def __call__(self, rows: Iterable[object]) -> list[object]:
+    def __call__(self, rows: Iterable[object]) -> list[int]:
         """Run the task to its end."""
-        _run(self._ticket, self._slot, rows)
-        return []
+        return [self._slot] if _run(self._ticket, self._slot, rows) else []
 
 
 class ArrowTask:
-    """A slot's task for ``DataFrame.mapInArrow``, all that a session of Spark Connect offers. It returns no rows."""
+    """A slot's task for ``DataFrame.mapInArrow``, all that a session of Spark Connect offers.
+
+    It returns what ``RowsTask`` does.
+    """
 
     def __init__(self, ticket: Ticket, slot: int) -> None:
         self._ticket = ticket
@@ -41,11 +43,13 @@ class ArrowTask:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Run the task to its end."""
-        _run(self._ticket, self._slot, batches)
-        yield from ()
+        if _run(self._ticket, self._slot, batches):
+            import pyarrow as pa
+
+            yield pa.RecordBatch.from_pydict({"slot": pa.array([self._slot], pa.int64())})
 
 
-def _run(ticket: Ticket, slot: int, given: Iterable[object]) -> None:
+def _run(ticket: Ticket, slot: int, given: Iterable[object]) -> bool:
     from pyspark import TaskContext
 
     from spark_elastic.task.importer import ask_importer
@@ -70,7 +74,7 @@ def _run(ticket: Ticket, slot: int, given: Iterable[object]) -> None:
     runtime = REAL_RUNTIME
     if os.environ.get("SPARK_REUSE_WORKER"):  # else Spark ends this process after the task
         runtime = replace(runtime, supervisor=partial(WorkerSupervisor, start=ask_importer))
-    run_task(ticket, TaskPlace(slot, context.attemptNumber(), gpus, max(int(context.cpus()), 1)), runtime)
+    return run_task(ticket, TaskPlace(slot, context.attemptNumber(), gpus, max(int(context.cpus()), 1)), runtime)
 
 
 def find_executor() -> int:

@@ -84,15 +84,16 @@ class TaskRuntime:
 REAL_RUNTIME = TaskRuntime()
 
 
-def run_task(ticket: Ticket, place: TaskPlace, runtime: TaskRuntime = REAL_RUNTIME) -> None:
+def run_task(ticket: Ticket, place: TaskPlace, runtime: TaskRuntime = REAL_RUNTIME) -> bool:
     """Serve as a host until the driver says that the job is over. Blocks the calling thread, which is the main thread.
 
-    Returns at once if the job is already over. Raises ``TaskRestartError`` if this host is at fault.
+    Returns True, or False at once if no driver listens, because the job is already over. Raises ``TaskRestartError`` if this
+    host is at fault.
     """
     # asyncio.run would leave this Python process without an event loop, and Spark may run other code in it next.
     loop = asyncio.new_event_loop()
     try:
-        loop.run_until_complete(serve(ticket, place, runtime))
+        return loop.run_until_complete(serve(ticket, place, runtime))
     finally:
         loop.run_until_complete(_end_what_is_left())
         loop.close()
@@ -107,13 +108,16 @@ async def _end_what_is_left() -> None:
     await asyncio.get_running_loop().shutdown_default_executor()
 
 
-async def serve(ticket: Ticket, place: TaskPlace, runtime: TaskRuntime = REAL_RUNTIME) -> None:
-    """Serve as a host until the driver releases this task or is gone. Raises ``TaskRestartError``."""
+async def serve(ticket: Ticket, place: TaskPlace, runtime: TaskRuntime = REAL_RUNTIME) -> bool:
+    """Serve as a host until the driver releases this task or is gone. Return whether it took the host.
+
+    Raises ``TaskRestartError``.
+    """
     try:
         driver = await runtime.connect(list(ticket.addresses), ticket.credentials, m.ToTask)
     except ConnectionRefusedError:
         logger.info("the driver of run %s no longer listens: the job is over", ticket.run_id)
-        return
+        return False
     except OSError as error:
         raise TaskRestartError(
             f"cannot reach the driver at {_join(ticket.addresses)}: {error}. Is spark.driver.host reachable from the "
@@ -125,12 +129,13 @@ async def serve(ticket: Ticket, place: TaskPlace, runtime: TaskRuntime = REAL_RU
         try:
             welcome = await driver.receive()
         except ConnectionLostError:
-            return
+            return False
         if not isinstance(welcome, m.Welcome):
-            return
+            return False
         environment = runtime.environment(os.environ, welcome.env, place.gpus, place.cpus, sys.path)
         environment[EXECUTOR_VARIABLE], environment[TASK_VARIABLE] = str(facts.executor_pid), str(facts.pid)
         await _Host(ticket, driver, environment, facts.executor_pid, runtime).serve()
+        return True
     finally:
         await driver.close()
 

@@ -26,15 +26,18 @@ TICKET = Ticket("1", (("127.0.0.1", 1),), Credentials(b"", b""), None)
 
 
 class Future:
-    """A slot's Spark job: running, or ended with an error."""
+    """A slot's Spark job: running, or ended with an error or with rows."""
 
     def __init__(self) -> None:
         self.error: Exception | None = None
+        self.rows: list[int] | None = None
 
     def isDone(self) -> bool:  # noqa: N802
-        return self.error is not None
+        return self.error is not None or self.rows is not None
 
-    def get(self) -> None:
+    def get(self) -> list[int]:
+        if self.rows is not None:
+            return self.rows
         assert self.error is not None
         raise self.error
 
@@ -259,6 +262,19 @@ def test_a_slot_that_spark_has_given_up_is_submitted_again() -> None:
         spark.futures[0].error = RuntimeError("Job aborted due to stage failure: Task 0 failed 4 times")
         spark.wait_for_submissions(3)
         assert not stopped.is_set()
+
+
+@pytest.mark.parametrize("rows", [[], [0]])
+def test_a_slot_whose_task_has_reached_a_driver_that_could_not_tell_so_was_not_given_up(
+    rows: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    spark = Spark()
+    own, _ = launch(spark)
+    with own:
+        spark.wait_for_submissions(2)
+        spark.futures[0].rows = rows
+        spark.wait_for_submissions(3)
+    assert [record.message[:24] for record in caplog.records] == ["Spark gave up slot 0 (it"] * (not rows)
 
 
 @pytest.mark.parametrize(
