@@ -154,6 +154,6 @@ def _reset_row(reset: Reset) -> tuple[str, str, str, str, str]:
 
 def clock(seconds: float) -> str:
     """Format a time as minutes and seconds, such as 1:02.5."""
-    minutes, rest = divmod(seconds, 60)
+    minutes, rest = divmod(round(seconds, 1), 60)
     hours, minutes = divmod(int(minutes), 60)
     return f"{hours}:{minutes:02}:{rest:04.1f}" if hours else f"{minutes}:{rest:04.1f}"

@@ -21,7 +21,7 @@ from spark_elastic.timeline.history import Doing, History, Sample, read_history
 from spark_elastic.timeline.page import facts, html
 from spark_elastic.timeline.resets import Kind, Part, find_resets
 from spark_elastic.timeline.schema import document
-from spark_elastic.timeline.summary import headline, summarize, summary_text
+from spark_elastic.timeline.summary import clock, headline, summarize, summary_text
 
 ROOT = Path(__file__).parents[3]
 
@@ -226,6 +226,10 @@ def test_summary_prints_the_figures(log: Path, capsys: pytest.CaptureFixture[str
     text = capsys.readouterr().out
     assert "availability 92.94%: 1.20 s lost in 2 resets, 0 committed steps lost" in text
     assert re.search(r"0:10\.\d +rank 1 on west was lost: its process died +2 → 1 +0\.700", text)
+
+
+def test_times_are_rounded_before_they_are_divided_into_minutes_and_seconds() -> None:
+    assert [clock(seconds) for seconds in (59.94, 59.97, 62.5, 3599.97)] == ["0:59.9", "1:00.0", "1:02.5", "1:00:00.0"]
 
 
 @pytest.mark.parametrize(
