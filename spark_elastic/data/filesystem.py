@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import urllib.parse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from spark_elastic._text import shown, without_secrets
+from spark_elastic._urls import without_file_scheme
 from spark_elastic.errors import DataError
 
 Urls = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]  # of one dataset
@@ -87,9 +87,7 @@ def locate(url: str | os.PathLike[str], storage_options: Mapping[str, object] | 
         raise ValueError("the URL of a dataset must not be empty")
     if storage_options is not None and not isinstance(storage_options, Mapping):
         raise ValueError(f"storage_options must be a dict of options, not {storage_options!r}")
-    if text.startswith("file:") and "::" not in text:
-        path = text.removeprefix("file:").removeprefix("//")  # Hadoop writes file:/path
-        text = path if os.path.exists(path) else urllib.parse.unquote(path)
+    text = without_file_scheme(text)
     if "://" not in text and "::" not in text:
         return Location(pafs.LocalFileSystem(), os.path.abspath(os.path.expanduser(text)), True)
     options = dict(storage_options or {})

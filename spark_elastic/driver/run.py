@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from spark_elastic._integers import whole_number
 from spark_elastic._pickling import dumps
 from spark_elastic._text import shown
+from spark_elastic._urls import without_file_scheme
 from spark_elastic.checkpoint.best import Metric, metric_of
 from spark_elastic.checkpoint.naming import INTERVAL, KEPT
 from spark_elastic.driver.client_driver import ClientDriver
@@ -313,6 +314,7 @@ def _check_checkpoint(
     url = os.fspath(checkpoint) if isinstance(checkpoint, (str, os.PathLike)) else ""
     if not isinstance(url, str) or not url:
         raise ValueError(f"checkpoint must be a directory or a URL, not {checkpoint!r}")
+    url = without_file_scheme(url)  # the next run may be given the path, and has to be known as the same job
     if "://" not in url and "::" not in url:
         url = os.path.abspath(os.path.expanduser(url))  # workers have working directories of their own
     return CheckpointWish(url, float(interval), storage_options, keep, metric)

@@ -126,11 +126,20 @@ def test_a_run_in_a_worker_does_not_start_another_spark_there(monkeypatch: pytes
         spark_elastic.run(print)
 
 
-def test_loggers_know_a_checkpoint_without_the_secrets_of_its_url() -> None:
-    class Refusing(TensorBoardLogger):
-        def start(self, resumes: str | None) -> None:
-            raise RuntimeError(f"no run for {resumes}")
+class Refusing(TensorBoardLogger):
+    def start(self, resumes: str | None) -> None:
+        raise RuntimeError(f"no run for {resumes}")
 
+
+@pytest.mark.parametrize("scheme", ["", "file:", "file://"])
+def test_loggers_know_a_local_checkpoint_by_its_path_however_it_is_written(scheme: str, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match=f"no run for {tmp_path}/ck$"):
+        spark_elastic.run(
+            int, local=True, num_proc=1, checkpoint=f"{scheme}{tmp_path}/ck/", loggers=[Refusing("unused")]
+        )
+
+
+def test_loggers_know_a_checkpoint_without_the_secrets_of_its_url() -> None:
     with pytest.raises(RuntimeError, match=r"no run for memory://…@bucket/x$"):
         spark_elastic.run(
             int, local=True, num_proc=1, checkpoint="memory://AK:S3CRET@bucket/x", loggers=[Refusing("unused")]
