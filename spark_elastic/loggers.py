@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -21,8 +22,9 @@ __all__ = ["Logger", "MLflowLogger", "TensorBoardLogger"]
 
 # The MLflow tag by which a resuming job finds its run.
 RESUMES = "spark_elastic.checkpoint"
-# Characters that MLflow does not take in the name of a metric.
+# Characters that MLflow does not take in the name of a metric, and how many characters it takes.
 _REFUSED = re.compile(r"[^\w\-./: ]")
+_LONGEST = 250
 RUN_ID = "spark_elastic.run_id"
 
 
@@ -101,7 +103,7 @@ class MLflowLogger(Logger):
         self._client.set_tag(self._run, RUN_ID, run_id)
 
     def log(self, step: int, values: Mapping[str, float], seconds: float) -> None:
-        """Log a batch of metrics. Characters that MLflow does not take in names become ``_``."""
+        """Log a batch of metrics. What MLflow does not take in names becomes ``_``, and long names are cut."""
         from mlflow.entities import Metric
 
         assert self._client is not None
@@ -192,8 +194,14 @@ def list_of_loggers(value: object) -> list[Logger]:
 
 
 def mlflow_name(metric: str) -> str:
-    """Return the name of a metric with underscores in place of what MLflow refuses."""
-    return _REFUSED.sub("_", metric)
+    """Return the name of a metric as MLflow takes it.
+
+    Characters that it refuses become underscores. Names must not change as paths: a part between slashes that is empty, ``.``
+    or begins with ``..`` gets an underscore ahead. What is too long ends with a checksum of the whole name.
+    """
+    parts = _REFUSED.sub("_", metric).split("/")
+    name = "/".join(f"_{part}" if part in ("", ".") or part.startswith("..") else part for part in parts)
+    return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 9]}_{zlib.crc32(metric.encode()):08x}"
 
 
 def new_mlflow_run(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from spark_elastic.loggers import MLflowLogger, TensorBoardLogger
+from spark_elastic.loggers import MLflowLogger, TensorBoardLogger, mlflow_name
 
 
 @pytest.fixture
@@ -39,6 +39,27 @@ def test_mlflow_logs_to_a_run_and_ends_it(client: Any) -> None:
     assert [entry.value for entry in client.get_metric_history(run.info.run_id, "top_5 _val_")] == [0.5]
     history = client.get_metric_history(run.info.run_id, "loss")
     assert [(entry.step, entry.value, entry.timestamp) for entry in history] == [(3, 0.5, 1000000), (4, 0.25, 1001000)]
+
+
+def test_any_name_is_one_that_mlflow_takes_and_differs_from_the_others(client: Any) -> None:
+    from mlflow.utils.validation import _validate_metric
+
+    odd = ["", ".", "..", "..up", "up", *(f"{part}/up" for part in ("", ".", "..", "/"))]
+    odd += [f"up/{part}" for part in ("", ".", "..", "/up", "./up", "../up")]
+    fit = [mlflow_name(name) for name in [*odd, 260 * "a", 259 * "a" + "b", "../" + 250 * "a", "top@5 (val)", "loss\n"]]
+    for name in fit:
+        _validate_metric(name, 0.5, 0, 0)
+    assert len(set(fit)) == len(fit)
+    logger = mlflow(client)
+    logger.start(None)
+    logger.log(1, {"train/": 0.5}, 1000.0)
+    logger.finish(None)
+    assert [(run.info.status, run.data.metrics) for run in runs(client)] == [("FINISHED", {"train/_": 0.5})]
+
+
+@pytest.mark.parametrize("name", ["loss", "val/loss", "top_5 _val_", "a.b:c-d", 250 * "a"])
+def test_a_name_that_mlflow_takes_stays_as_it_is(name: str) -> None:
+    assert mlflow_name(name) == name
 
 
 @pytest.mark.parametrize("url", ["s3://bucket/run", "/data/it's"])
