@@ -26,6 +26,8 @@ RESUMES = "spark_elastic.checkpoint"
 _REFUSED = re.compile(r"[^\w\-./: ]")
 _LONGEST = 250
 RUN_ID = "spark_elastic.run_id"
+# How the names of the job's own numbers begin. The others are reported by its function.
+_OF_THE_JOB = "job/"
 
 
 class Logger(ABC):
@@ -134,7 +136,8 @@ class MLflowLogger(Logger):
 class TensorBoardLogger(Logger):
     """Writes TensorBoard's event files. Needs ``spark-elastic[tensorboard]``.
 
-    A job that resumes with the same folder continues there. What was logged after the commit that it resumes from is hidden.
+    A job that resumes with the same folder continues there. Older numbers are hidden from the step on at which the job's function
+    first reports again.
 
     Args:
         log_dir: the folder, on the machine that calls ``run``.
@@ -150,6 +153,8 @@ class TensorBoardLogger(Logger):
             raise ValueError("log_dir must be a folder, not empty")
         self._writer: SummaryWriter | None = None
         self._run_id = ""
+        # What is to be written when the job's function first reports.
+        self._waiting: list[tuple[int, Mapping[str, float], float]] = []
 
     def start(self, resumes: str | None) -> None:
         """Create the folder."""
@@ -160,27 +165,39 @@ class TensorBoardLogger(Logger):
                 "TensorBoardLogger needs TensorBoard: pip install 'spark-elastic[tensorboard]'"
             ) from error
         os.makedirs(self.log_dir, exist_ok=True)
+        self._waiting = []  # copies of this logger must not share it
 
     def named(self, run_id: str) -> None:
         """Store the id, which is written as the text ``job/run_id``."""
         self._run_id = run_id
 
     def log(self, step: int, values: Mapping[str, float], seconds: float) -> None:
-        """Write scalars. The first call creates the file."""
-        if self._writer is None:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._writer = SummaryWriter(self.log_dir, purge_step=step + 1 if step else None)
-            self._writer.add_text("job/run_id", self._run_id, step)
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, step, walltime=seconds)
-        self._writer.flush()
+        """Write scalars. The file is created when the job's function first reports, which tells what it does again."""
+        self._waiting.append((step, values, seconds))
+        if self._writer is not None or not all(name.startswith(_OF_THE_JOB) for name in values):
+            self._write(step)
 
     def finish(self, error: str | None) -> None:
         """Close the file."""
+        if self._waiting:
+            self._write(None)
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+
+    def _write(self, again_from: int | None) -> None:
+        """Write what waits. If that creates the file, hide what other files have from the given step on."""
+        if self._writer is None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            begun_at = self._waiting[0][0]
+            self._writer = SummaryWriter(self.log_dir, purge_step=again_from if begun_at else None)
+            self._writer.add_text("job/run_id", self._run_id, begun_at)
+        waiting, self._waiting = self._waiting, []
+        for step, values, seconds in waiting:
+            for name, value in values.items():
+                self._writer.add_scalar(name, value, step, walltime=seconds)
+        self._writer.flush()
 
 
 def list_of_loggers(value: object) -> list[Logger]:

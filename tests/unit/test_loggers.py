@@ -98,22 +98,37 @@ def test_a_run_of_mlflow_that_does_not_exist_is_an_error(client: Any) -> None:
         mlflow(client, run_id="0" * 32).start(None)
 
 
-def test_tensorboard_goes_on_in_its_folder_and_hides_what_is_done_again(tmp_path: Path) -> None:
+def scalars(folder: Path, name: str) -> list[tuple[int, float]]:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    for steps in (range(1, 7), range(5, 9)):
+    return [(entry.step, entry.value) for entry in EventAccumulator(str(folder)).Reload().Scalars(name)]
+
+
+@pytest.mark.parametrize("order", ["before the commit", "after the commit"])
+def test_tensorboard_goes_on_in_its_folder_and_hides_what_is_done_again(tmp_path: Path, order: str) -> None:
+    for resumes_from, steps in ((0, 6), (4, 4)):
+        begin = resumes_from + (order == "after the commit")
         logger = TensorBoardLogger(tmp_path / "logs")
         logger.start(None)
         logger.named("abc")
-        logger.log(steps.start - 1, {"job/world_size": 2.0}, 1000.0)
-        for step in steps:
-            logger.log(step, {"loss": 100 * steps.start + step}, 1000.0 + step)
+        logger.log(resumes_from, {"job/world_size": 2.0}, 1000.0)
+        for step in range(begin, begin + steps):
+            logger.log(step, {"loss": 100 * resumes_from + step}, 1000.0 + step)
         logger.finish(None)
-    found = EventAccumulator(str(tmp_path / "logs")).Reload()
-    assert [(entry.step, entry.value) for entry in found.Scalars("loss")] == [
-        *((step, 100 + step) for step in range(1, 5)),
-        *((step, 500 + step) for step in range(5, 9)),
-    ], "the step from which a job resumes is not done again"
+    assert scalars(tmp_path / "logs", "loss") == [
+        *((step, step) for step in range(begin - 4, begin)),
+        *((step, 400 + step) for step in range(begin, begin + 4)),
+    ], "the step from which a job resumes is done again only by those who report before the commit"
+
+
+def test_a_job_that_resumes_and_reports_nothing_hides_nothing_in_tensorboard(tmp_path: Path) -> None:
+    for size, reported in ((2.0, {"loss": 0.5}), (3.0, {})):
+        logger = TensorBoardLogger(tmp_path)
+        logger.start(None)
+        logger.log(6, {"job/world_size": size, **reported}, 1000.0)
+        logger.finish(None)
+    assert scalars(tmp_path, "loss") == [(6, 0.5)]
+    assert scalars(tmp_path, "job/world_size") == [(6, 2.0), (6, 3.0)]
 
 
 def test_where_loggers_log_to_is_checked_when_they_are_made() -> None:
