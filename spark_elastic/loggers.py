@@ -7,6 +7,7 @@ step waits for a logger.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import zlib
@@ -15,10 +16,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from mlflow.entities import Run
     from mlflow.tracking import MlflowClient
     from torch.utils.tensorboard import SummaryWriter
 
 __all__ = ["Logger", "MLflowLogger", "TensorBoardLogger"]
+
+logger = logging.getLogger("spark_elastic")
 
 # The MLflow tag by which a resuming job finds its run.
 RESUMES = "spark_elastic.checkpoint"
@@ -26,6 +30,7 @@ RESUMES = "spark_elastic.checkpoint"
 _REFUSED = re.compile(r"[^\w\-./: ]")
 _LONGEST = 250
 RUN_ID = "spark_elastic.run_id"
+ERROR = "spark_elastic.error"
 # How the names of the job's own numbers begin. The others are reported by its function.
 _OF_THE_JOB = "job/"
 
@@ -57,13 +62,15 @@ class Logger(ABC):
 class MLflowLogger(Logger):
     """Logs to one run of MLflow. Needs ``spark-elastic[mlflow]``.
 
-    A job with ``checkpoint=`` continues the experiment's newest run that was logged for the same checkpoint.
+    A job with ``checkpoint=`` continues the experiment's newest run that was logged for the same checkpoint. Values of steps
+    that it does again are left out, because MLflow cannot replace those that the run has.
 
     Args:
         tracking_uri: the tracking server; by default MLflow's own default. Only the process that calls ``run`` has to reach it.
         experiment: the name of the experiment, which is created if it does not exist.
         run_name: the name of the run; by default MLflow's own choice.
-        params: logged as the run's parameters when it begins.
+        params: logged as the run's parameters when the job begins. A run that is continued keeps those that it has. A warning
+            names the ones that differ.
         run_id: an existing MLflow run to log to.
     """
 
@@ -83,6 +90,8 @@ class MLflowLogger(Logger):
         self.run_id = run_id
         self._client: MlflowClient | None = None
         self._run = ""
+        # The newest step of each metric when the job resumed.
+        self._logged: dict[str, int] = {}
 
     def start(self, resumes: str | None) -> None:
         """Find the run to continue, or create one. Raises what MLflow raises if the server cannot be reached."""
@@ -91,13 +100,13 @@ class MLflowLogger(Logger):
         except ImportError as error:
             raise ImportError("MLflowLogger needs MLflow: pip install 'spark-elastic[mlflow]'") from error
         client = self._client = MlflowClient(self.tracking_uri)
+        self._logged = {}
         found = self.run_id or self._find(client, resumes)
         if found is None:
             tags = {} if resumes is None else {RESUMES: resumes}
             self._run = new_mlflow_run(client, self.experiment, self.run_name, self.params, tags)
         else:
-            self._run = client.get_run(found).info.run_id
-            client.update_run(self._run, status="RUNNING")
+            self._continue(client, client.get_run(found), resumes)
 
     def named(self, run_id: str) -> None:
         """Set the tag ``spark_elastic.run_id``."""
@@ -110,15 +119,42 @@ class MLflowLogger(Logger):
 
         assert self._client is not None
         stamp = int(seconds * 1000)
-        metrics = [Metric(mlflow_name(name), value, stamp, step) for name, value in values.items()]
-        self._client.log_batch(self._run, metrics)
+        metrics = []
+        for name, value in values.items():
+            key = mlflow_name(name)
+            logged = self._logged.get(key, -1)
+            # The size of a world holds beyond the step at which it begins.
+            if step > logged or name.startswith(_OF_THE_JOB):
+                metrics.append(Metric(key, value, stamp, max(step, logged)))
+        if metrics:
+            self._client.log_batch(self._run, metrics)
 
     def finish(self, error: str | None) -> None:
         """End the run as FINISHED, or as FAILED with the tag ``spark_elastic.error``."""
         assert self._client is not None
         if error is not None:
-            self._client.set_tag(self._run, "spark_elastic.error", error)
+            self._client.set_tag(self._run, ERROR, error)
         self._client.set_terminated(self._run, "FINISHED" if error is None else "FAILED")
+
+    def _continue(self, client: MlflowClient, run: Run, resumes: str | None) -> None:
+        self._run = run.info.run_id
+        known = run.data.params
+        _log_params(client, self._run, {key: value for key, value in self.params.items() if key not in known})
+        differ = [key for key, value in self.params.items() if known.get(key, str(value)) != str(value)]
+        if differ:
+            logger.warning(
+                "MLflow run %s keeps the values of params that it has, which differ: %s", self._run, ", ".join(differ)
+            )
+        client.update_run(self._run, status="RUNNING")
+        if ERROR in run.data.tags:
+            client.delete_tag(self._run, ERROR)
+        if resumes is None:
+            return
+        if run.data.tags.get(RESUMES) == resumes:
+            # Of each metric, a run has the entry with the newest step. ``run.data.metrics`` would only give its value.
+            self._logged = {metric.key: metric.step for metric in run.data.to_proto().metrics}
+        else:  # named by run_id: what it has was not logged for this checkpoint
+            client.set_tag(self._run, RESUMES, resumes)
 
     def _find(self, client: MlflowClient, resumes: str | None) -> str | None:
         experiment = client.get_experiment_by_name(self.experiment)
@@ -232,9 +268,13 @@ def new_mlflow_run(
     found = client.get_experiment_by_name(experiment)
     number = found.experiment_id if found else client.create_experiment(experiment)
     run = str(client.create_run(number, run_name=run_name, tags=dict(tags)).info.run_id)
+    _log_params(client, run, params)
+    return run
+
+
+def _log_params(client: MlflowClient, run: str, params: Mapping[str, object]) -> None:
     for key, value in params.items():
         client.log_param(run, key, value)
-    return run
 
 
 def _quoted(text: str) -> str:

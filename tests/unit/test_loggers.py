@@ -76,7 +76,37 @@ def test_a_job_that_resumes_goes_on_in_the_mlflow_run_of_its_checkpoint(client: 
     assert client.get_run(failed.info.run_id).info.status == "RUNNING"
     second.finish(None)
     assert len(runs(client)) == 2
-    assert client.get_run(failed.info.run_id).data.metrics == {"loss": 0.5}
+    continued = client.get_run(failed.info.run_id)
+    assert continued.data.metrics == {"loss": 0.5}
+    assert "spark_elastic.error" not in continued.data.tags
+
+
+def history(client: Any, run_id: str, name: str) -> list[tuple[int, float]]:
+    return [(entry.step, entry.value) for entry in client.get_metric_history(run_id, name)]
+
+
+def test_steps_that_a_resumed_job_does_again_are_in_mlflow_once_and_its_size_is_there(client: Any) -> None:
+    for steps, size in ((range(3, 7), 4), (range(5, 9), 3)):
+        logger = mlflow(client)
+        logger.start("/data/run")
+        for step in steps:
+            logger.log(step, {"top@5": 100 * size + step}, 1000.0 + step)
+            logger.log(step, {"job/world_size": size}, 1000.0 + step)
+        logger.finish(None)
+    run = runs(client)[0].info.run_id
+    assert history(client, run, "top_5") == [(3, 403), (4, 404), (5, 405), (6, 406), (7, 307), (8, 308)]
+    assert history(client, run, "job/world_size")[3:] == [(6, 4), (6, 3), (6, 3), (7, 3), (8, 3)]
+
+
+def test_what_others_have_logged_to_a_named_run_keeps_nothing_out_of_it(client: Any) -> None:
+    named = client.create_run(client.create_experiment("flights")).info.run_id
+    client.log_metric(named, "loss", 7.0, step=2)
+    for settings in ({"run_id": named}, {}):
+        logger = mlflow(client, **settings)
+        logger.start("/data/run")
+        logger.log(1, {"loss": 0.5}, 1000.0)
+        logger.finish(None)
+    assert history(client, named, "loss") == [(2, 7.0), (1, 0.5)]
 
 
 def test_jobs_without_a_checkpoint_have_runs_of_their_own_unless_one_is_named(client: Any) -> None:
@@ -91,6 +121,21 @@ def test_jobs_without_a_checkpoint_have_runs_of_their_own_unless_one_is_named(cl
     logger.finish(None)
     assert len(runs(client)) == 2
     assert client.get_run(named).data.metrics == {"loss": 1.0}
+
+
+def test_params_are_logged_to_a_run_that_goes_on_and_those_that_it_has_stay(
+    client: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    named = client.create_run(client.create_experiment("flights")).info.run_id
+    client.log_param(named, "by", "hand")
+    for params in ({"lr": 0.1, "epochs": 5}, {"lr": 0.1, "epochs": 9, "seed": 3}):
+        logger = mlflow(client, run_id=named, params=params)
+        logger.start(None)
+        logger.finish(None)
+    assert client.get_run(named).data.params == {"by": "hand", "lr": "0.1", "epochs": "5", "seed": "3"}
+    assert [record.getMessage() for record in caplog.records if record.name == "spark_elastic"] == [
+        f"MLflow run {named} keeps the values of params that it has, which differ: epochs"
+    ]
 
 
 def test_a_run_of_mlflow_that_does_not_exist_is_an_error(client: Any) -> None:
