@@ -118,6 +118,8 @@ class MLflowLogger(Logger):
         from mlflow.entities import Metric
 
         assert self._client is not None
+        if step == 0:
+            self._logged = {}  # the checkpoint's folder was empty, and all of this is new
         stamp = int(seconds * 1000)
         metrics = []
         for name, value in values.items():

@@ -98,6 +98,16 @@ def test_steps_that_a_resumed_job_does_again_are_in_mlflow_once_and_its_size_is_
     assert history(client, run, "job/world_size")[3:] == [(6, 4), (6, 3), (6, 3), (7, 3), (8, 3)]
 
 
+def test_a_job_that_begins_anew_in_the_run_of_its_checkpoint_logs_all_its_steps(client: Any) -> None:
+    for value in (1.0, 2.0):
+        logger = mlflow(client)
+        logger.start("/data/run")
+        logger.log(0, {"job/world_size": 2}, 1000.0)
+        logger.log(1, {"loss": value}, 1001.0)
+        logger.finish(None)
+    assert history(client, runs(client)[0].info.run_id, "loss") == [(1, 1.0), (1, 2.0)]
+
+
 def test_what_others_have_logged_to_a_named_run_keeps_nothing_out_of_it(client: Any) -> None:
     named = client.create_run(client.create_experiment("flights")).info.run_id
     client.log_metric(named, "loss", 7.0, step=2)
