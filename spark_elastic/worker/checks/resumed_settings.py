@@ -1,7 +1,8 @@
 """Resumed settings: settings of optimizers and schedulers in a script that a checkpoint replaces by the job's earlier ones.
 
 So a job continues as if nothing had happened, but a script that was edited in the meantime keeps training with the old learning
-rate. No code can know which of the two is meant, so this is a warning.
+rate. No code can know which of the two is meant, so this is a warning. Only what a scheduler that is new to the job has prepared
+is put back.
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 import torch
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from spark_elastic.checkpoint.skeleton import StateDict
 from spark_elastic.worker.state.snapshot import KeptPart, find_objects, leaves
 
-# Settings of optimizer groups that schedulers change. The original rate is in ``initial_lr``.
+# Settings of optimizer groups that schedulers change. The original rate is in ``initial_lr``, which they set when they are made.
 _SCHEDULED = {"lr", "momentum", "betas", "max_lr", "min_lr", "max_momentum", "base_momentum"}
+_PREPARED = _SCHEDULED | {"initial_lr"}
 # Attributes of schedulers that record progress.
 _COUNTED = {"base_lrs", "best", "cooldown_counter", "last_epoch", "num_bad_epochs", "T_cur", "T_i"}
 _COMPARED = (bool, int, float, str, tuple, list)
@@ -25,17 +27,38 @@ Setting = tuple[str, object, object]  # its name, the value here, and the saved 
 
 def replaced_settings(live: Mapping[str, object], saved: Mapping[str, object]) -> list[str]:
     """Describe the settings of optimizers and schedulers in ``live`` that differ in ``saved``, the objects of a checkpoint."""
-    is_scheduled = any(isinstance(value, LRScheduler) for value in live.values())
+    known, new = _scheduled(live, saved)
     found = []
     for name, value in live.items():
         kept = saved.get(name)
         if isinstance(kept, StateDict) and isinstance(kept.content, Mapping):
             found += [
                 f"state.{name} has {setting}={theirs!r} as saved, not {ours!r} as given here"
-                for setting, ours, theirs in _settings(value, kept.content, is_scheduled)
+                for setting, ours, theirs in _settings(value, kept.content)
                 if isinstance(ours, _COMPARED) and isinstance(theirs, _COMPARED) and ours != theirs
+                if not (value in known and setting in _SCHEDULED) and not (value in new and setting in _PREPARED)
             ]
     return found
+
+
+class PreparedGroups:
+    """What schedulers that a checkpoint does not know have prepared in an optimizer's groups, such as the first step's rate.
+
+    Loading the optimizer replaces it by what its groups had without them.
+    """
+
+    def __init__(self, live: Mapping[str, object], saved: Mapping[str, object]) -> None:
+        """Take it from the objects here, before those of the checkpoint are loaded."""
+        self._settings = [
+            (optimizer, [{key: group[key] for key in group.keys() & _PREPARED} for group in optimizer.param_groups])
+            for optimizer in _scheduled(live, saved)[1]
+        ]
+
+    def put_back(self) -> None:
+        """Set it again in the optimizers' groups."""
+        for optimizer, prepared in self._settings:
+            for group, settings in zip(optimizer.param_groups, prepared, strict=True):
+                group.update(settings)
 
 
 def dropped_objects(live: Mapping[str, object], saved: Mapping[str, object]) -> list[str]:
@@ -43,7 +66,7 @@ def dropped_objects(live: Mapping[str, object], saved: Mapping[str, object]) -> 
 
     Names that the checkpoint does not know at all are left alone, and so are their objects.
     """
-    kept = {name for name, value in leaves(saved) if isinstance(value, (StateDict, KeptPart))}
+    kept = _kept_objects(saved)
     return [
         f"state.{name}, here {type(value).__name__}"
         for name, value in find_objects(live).items()
@@ -51,11 +74,29 @@ def dropped_objects(live: Mapping[str, object], saved: Mapping[str, object]) -> 
     ]
 
 
-def _settings(value: object, kept: Mapping[str, object], is_scheduled: bool) -> Iterator[Setting]:
+def _kept_objects(saved: Mapping[str, object]) -> set[str]:
+    return {name for name, value in leaves(saved) if isinstance(value, (StateDict, KeptPart))}
+
+
+def _scheduled(
+    live: Mapping[str, object], saved: Mapping[str, object]
+) -> tuple[list[torch.optim.Optimizer], list[torch.optim.Optimizer]]:
+    """Return the optimizers that have a scheduler which a checkpoint knows, and those of which it knows none that there is.
+
+    One that waits for a plateau prepares nothing, and goes on from the rate that it finds.
+    """
+    kept = _kept_objects(saved)
+    schedulers = {name: value for name, value in find_objects(live).items() if isinstance(value, LRScheduler)}
+    known = [value.optimizer for name, value in schedulers.items() if name in kept]
+    unknown = [value.optimizer for value in schedulers.values() if not isinstance(value, ReduceLROnPlateau)]
+    return known, [optimizer for optimizer in unknown if optimizer not in known]
+
+
+def _settings(value: object, kept: Mapping[str, object]) -> Iterator[Setting]:
     if isinstance(value, torch.optim.Optimizer):
         groups = kept.get("param_groups")
         if isinstance(groups, list) and len(groups) == len(value.param_groups):
-            left_out = {"params", "fused", "foreach"} | (_SCHEDULED if is_scheduled else set())
+            left_out = {"params", "fused", "foreach"}
             for here, there in zip(value.param_groups, groups, strict=True):
                 yield from ((key, here[key], there[key]) for key in here.keys() & there.keys() - left_out)
     elif isinstance(value, LRScheduler):

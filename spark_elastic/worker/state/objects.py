@@ -17,7 +17,7 @@ from spark_elastic.errors import CheckpointError, SparkElasticError, StateLostEr
 from spark_elastic.worker.checks.aliases import check_aliases, check_live, watch_loads
 from spark_elastic.worker.checks.plain_values import find_unequal
 from spark_elastic.worker.checks.resumed_optimizers import check_steppers, describe_steppers
-from spark_elastic.worker.checks.resumed_settings import dropped_objects, replaced_settings
+from spark_elastic.worker.checks.resumed_settings import PreparedGroups, dropped_objects, replaced_settings
 from spark_elastic.worker.checks.unsupported import check_is_shared, check_supported, warn_of_metrics
 from spark_elastic.worker.checks.user_frames import depth_of_user
 from spark_elastic.worker.context import device
@@ -299,9 +299,11 @@ class ObjectState(State):
             return 0
         present = self._values(shared=True)
         replaced, dropped = replaced_settings(present, saved.objects), dropped_objects(present, saved.objects)
+        prepared = PreparedGroups(present, saved.objects)
         try:
             check_steppers(present, saved.objects, saved.steppers)
             self._load(saved.objects, saved.rebound, saved.same)
+            prepared.put_back()
         except Exception as error:
             misfit = f"checkpoint {saved.name} does not fit this state: {error}; give another checkpoint= to start over"
             raise final(CheckpointError(misfit)) from error

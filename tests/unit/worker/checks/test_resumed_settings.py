@@ -9,7 +9,7 @@ import torch
 from torch.optim import lr_scheduler
 
 from spark_elastic.checkpoint.skeleton import StateDict
-from spark_elastic.worker.checks.resumed_settings import dropped_objects, replaced_settings
+from spark_elastic.worker.checks.resumed_settings import PreparedGroups, dropped_objects, replaced_settings
 
 
 def make(make_scheduler: Any = None, **settings: Any) -> dict[str, Any]:
@@ -68,3 +68,49 @@ def test_objects_that_a_checkpoint_knows_nothing_of_are_named_if_it_knows_their_
     there = {"models": {"a": StateDict(first.state_dict())}, "steps": [StateDict(first.state_dict())], "average": None}
     live = {"models": {"a": first, "b": second}, "steps": [first], "average": second, "new": second}
     assert dropped_objects(live, there) == ["state.models['b'], here Linear", "state.average, here Linear"]
+
+
+@pytest.mark.parametrize(
+    "make_scheduler",
+    [
+        lambda optimizer: lr_scheduler.LinearLR(optimizer, 0.1, total_iters=4),
+        lambda optimizer: lr_scheduler.ConstantLR(optimizer, 0.5, total_iters=4),
+        lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 0.5, total_steps=10),
+        lambda optimizer: lr_scheduler.CyclicLR(optimizer, 0.01, 0.1, step_size_up=4),
+    ],
+)
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
+def test_a_scheduler_that_is_new_to_the_job_begins_as_it_does_in_a_new_job(make_scheduler: Any, kind: Any) -> None:
+    def rates(kept: dict[str, StateDict]) -> list[float]:
+        weight = torch.nn.Parameter(torch.zeros(1))
+        weight.grad = torch.ones(1)
+        optimizer = kind([weight], lr=0.1, **({"momentum": 0.9} if kind is torch.optim.SGD else {}))
+        scheduler = make_scheduler(optimizer)
+        live = {"optimizer": optimizer, "scheduler": scheduler}
+        assert replaced_settings(live, kept) == []
+        prepared = PreparedGroups(live, kept)
+        if kept:
+            optimizer.load_state_dict(kept["optimizer"].content)
+        prepared.put_back()
+        found = []
+        for _ in range(6):
+            found.append(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            scheduler.step()
+        return found
+
+    earlier = torch.nn.Parameter(torch.zeros(1))
+    earlier.grad = torch.ones(1)
+    before = kind([earlier], lr=0.1, **({"momentum": 0.9} if kind is torch.optim.SGD else {}))
+    before.step()
+    assert rates({"optimizer": StateDict(before.state_dict())}) == rates({})
+
+
+def test_a_scheduler_that_waits_for_a_plateau_goes_on_from_the_saved_rate_and_another_one_here_is_told() -> None:
+    live = make(lambda optimizer: lr_scheduler.ReduceLROnPlateau(optimizer), lr=0.2)
+    kept = saved(make())
+    assert replaced_settings(live, kept) == ["state.optimizer has lr=0.1 as saved, not 0.2 as given here"]
+    prepared = PreparedGroups(live, kept)
+    live["optimizer"].load_state_dict(kept["optimizer"].content)
+    prepared.put_back()
+    assert live["optimizer"].param_groups[0]["lr"] == 0.1
