@@ -28,7 +28,7 @@ class Durable:
 
     def __init__(self, commits: Commits) -> None:
         self._commits = commits
-        # The last commit for which a value was reported, and the value.
+        # The last commit with the weights for which a value was reported, and the value.
         self._scored: tuple[CommitId, float] | None = None
         self.enter()
 
@@ -39,6 +39,8 @@ class Durable:
         self._writes_part = self._has_asked = False
         self._parts = 0
         self._scores = Scores()
+        # How often optimizers had stepped in this generation when a commit got its score; 0 if that is not known.
+        self._scored_at = 0
 
     @property
     def _is_in_parts(self) -> bool:
@@ -55,9 +57,12 @@ class Durable:
             self._parts += 1
             meeting = StoreMeeting(world.store, f"part {self._parts}", world.rank, world.size)
             self._write_part(state, checkpoints, world, meeting)
-        value = self._scores.committed(state._optimizer_steps())
+        steps = state._optimizer_steps()
+        value = self._scores.committed(steps)
         if value is not None:
             self._score(state, checkpoints, world, value)
+        elif self._scored is not None and 0 < self._scored_at == steps:
+            self._scored = self._commits.last_of(world), self._scored[1]  # no step has changed the weights
         if world.rank == 0 and not self._is_in_parts and checkpoints.is_due():
             self._commits.settle()
             checkpoints.begin(self._commits.last_of(world), state._lend())
@@ -129,7 +134,7 @@ class Durable:
     def _score(self, state: State, checkpoints: CheckpointWriter, world: World, value: float) -> None:
         """Give the last commit its score, on rank 0. The others remember it, in case rank 0 is lost before it has done so."""
         commit = self._commits.last_of(world)
-        self._scored = commit, value
+        self._scored, self._scored_at = (commit, value), state._optimizer_steps()
         if world.rank == 0:
             self._commits.settle()
             checkpoints.score(commit, value, state._lend(), world.is_broken)

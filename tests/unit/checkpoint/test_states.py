@@ -398,6 +398,31 @@ def test_the_best_is_kept_however_commits_are(stage: Stage, url: str, kind: str)
     assert torch.equal(best_weight(stage, url), kept[1])
 
 
+def test_a_survivor_writes_the_best_also_from_a_later_commit_of_the_same_weights(stage: Stage, url: str) -> None:
+    state = best_run(stage, url, trained(), rank=1, others=[None])
+    DistributedDataParallel(state.model)
+    step(state)
+    state.commit()
+    state.report(val_loss=1.0)
+    state.commit()
+    best = values(state)[0]
+    stage.begin(state)  # as rank 0, which is lost before it has written anything
+    assert torch.equal(best_weight(stage, url), best)
+
+
+def test_a_survivor_gives_no_score_to_a_commit_after_a_further_step(stage: Stage, url: str) -> None:
+    state = best_run(stage, url, trained(), rank=1, others=[None])
+    DistributedDataParallel(state.model)
+    for _ in range(2):
+        step(state)
+        state.commit()
+        if not state._commits._durable._scored:
+            state.report(val_loss=1.0)
+    stage.begin(state)
+    with pytest.raises(CheckpointError, match="no complete checkpoint with a score"):
+        best_weight(stage, url)
+
+
 def test_only_what_rank_0_reports_counts(stage: Stage, url: str) -> None:
     state = best_run(stage, url, ObjectState(epoch=3), rank=1, others=[None])
     state.commit()
