@@ -205,6 +205,7 @@ FAILED_BY: Mapping[str, type[TrainingFailedError]] = {
     DataError.__name__: TrainingDataError,
     NotFiniteLossError.__name__: NotFiniteLossError,
     RanksDifferError.__name__: RanksDifferError,
+    StateLostError.__name__: StateLostError,
     TrainingCodeError.__name__: TrainingCodeFailedError,
 }
 

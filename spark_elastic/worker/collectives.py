@@ -10,6 +10,7 @@ from typing import TypeVar, cast
 import torch
 import torch.distributed as dist
 
+from spark_elastic._integers import whole_number
 from spark_elastic._pickling import dumps_for_peers
 from spark_elastic.errors import TrainingCodeError
 from spark_elastic.worker.backends.backend import DTYPES
@@ -135,7 +136,7 @@ def broadcast_object(obj: T, src: int = 0) -> T:
     """Return the ``obj`` of rank ``src`` on all ranks. It travels by cloudpickle."""
     world = current_world()
     size = 1 if world is None else world.size
-    if not 0 <= src < size:
+    if not 0 <= whole_number("src", src) < size:
         raise ValueError(f"src must be a rank from 0 to {size - 1}, not {src!r}")
     if size == 1:
         return obj

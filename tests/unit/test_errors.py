@@ -31,6 +31,10 @@ def test_what_workers_raise_about_checkpoints_and_data_ends_a_job_with_an_error_
         assert str(again) == str(kind("it broke", (FAILURE,)))
 
 
+def test_a_state_that_is_lost_ends_the_job_as_such() -> None:
+    assert errors.FAILED_BY[StateLostError.__name__] is StateLostError
+
+
 @pytest.mark.parametrize(
     "name", [name for name in errors.__all__ if name.endswith("Error") and name != "WorkerLostError"]
 )

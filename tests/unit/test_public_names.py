@@ -208,6 +208,8 @@ def test_what_is_no_tensor_is_not_reduced() -> None:
 def test_a_source_that_is_no_rank_is_refused() -> None:
     with pytest.raises(ValueError, match="from 0 to 0"):
         spark_elastic.broadcast_object("x", src=1)
+    with pytest.raises(ValueError, match="src must be a whole number, not None"):
+        spark_elastic.broadcast_object("x", src=None)  # type: ignore[arg-type]
 
 
 def test_importing_the_package_and_its_driver_side_needs_neither_torch_nor_a_jvm() -> None:
