@@ -253,8 +253,8 @@ class Parts:
             if place not in given:
                 slot.zero_()
         weight = self._rows[shard] / self._cut.largest
-        if weight != 1:
-            weighted = [place for place in given if 0 < place < self._rows_from or place >= self._buffers_from]
+        weighted = [place for place in given if 0 < place < self._rows_from or place >= self._buffers_from]
+        if weight != 1 and weighted:  # a part without backward has no gradients
             torch._foreach_mul_([taken.value(place) for place in weighted], weight)
         for number, counter in enumerate(sources.counters):
             self._counted[number] += int(counter.present) - int(counter.before)

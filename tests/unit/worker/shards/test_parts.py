@@ -150,6 +150,21 @@ def test_a_batch_of_fewer_rows_than_shards_has_parts_for_those_that_have_rows() 
     assert gradient(state).abs().sum() > 0
 
 
+def test_a_part_without_backward_adds_nothing() -> None:
+    state = training(nn.Linear(4, 2), shards=6)
+    batch = list(first(state))
+    assert [len(x) for x, _ in batch] == [3, 3, 4, 3, 3, 4]
+    for number, (x, _) in enumerate(state.model.parts(batch)):
+        if number != 1:
+            state.model(x).square().mean(1).sum().backward()
+    mine = gradient(state)
+    state.model.module.zero_grad()
+    for number, (x, _) in enumerate(batch):
+        if number != 1:
+            (state.model.module(x).square().mean(1).sum() * len(x) / 20).backward()
+    assert torch.allclose(mine, gradient(state), rtol=1e-5)
+
+
 def test_a_parameter_that_no_shard_uses_has_no_gradient() -> None:
     class Two(nn.Module):
         def __init__(self) -> None:
