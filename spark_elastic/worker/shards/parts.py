@@ -169,15 +169,15 @@ class Parts:
 
     def _lay_out(self) -> None:
         """Make slots for what earlier loops of the generation have touched, and move gradients into them as they arise."""
-        places = {0, *self._workspace.touched}
-        if not self._workspace.has_slots_for(places):
-            self._workspace.lay_out({place: self._like(place) for place in places}, self._size)
+        like = {place: self._like(place) for place in {0, *self._workspace.touched}}
+        if not self._workspace.has_slots_for(like):
+            self._workspace.lay_out(like, self._size)
         self._counts = [0] * (self._buffers_from - 1 + len(self._sources.averaged))
         self._counted = [0] * len(self._sources.counters)
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(functools.partial(self._settle, place))
             for place, parameter in enumerate(self._sources.parameters, 1)
-            if place in places and parameter.requires_grad
+            if place in like and parameter.requires_grad
         ]
 
     def _settle(self, place: int, parameter: torch.Tensor) -> None:

@@ -111,19 +111,19 @@ class Workspace:
     def __init__(self) -> None:
         self.touched: set[int] = set()
         self.layout = Layout({}, 1)
-        self._places: set[int] = set()
+        self._specs: dict[int, tuple[object, ...]] = {}
         self._depths: list[Contribution] = []
         self._received: dict[int, torch.Tensor] = {}
 
     def lay_out(self, like: Mapping[int, torch.Tensor], size: int) -> None:
         """Make slots for these places."""
-        self._places = set(like)
+        self._specs = _specs(like)
         self.layout = Layout(like, size)
         self._depths, self._received = [], {}
 
-    def has_slots_for(self, places: set[int]) -> bool:
-        """Whether these are the places that have slots."""
-        return self._places == places
+    def has_slots_for(self, like: Mapping[int, torch.Tensor]) -> bool:
+        """Whether these are the places that have slots, with these shapes, dtypes and devices."""
+        return self._specs == _specs(like)
 
     def at(self, depth: int) -> Contribution:
         """Return the memory for the value that the running sum keeps at this depth."""
@@ -139,3 +139,8 @@ class Workspace:
         if found is None or found.numel() < length or found.device != like.device:
             found = self._received[number] = like.new_empty(length)
         return found[:length]
+
+
+def _specs(like: Mapping[int, torch.Tensor]) -> dict[int, tuple[object, ...]]:
+    """Return what a slot depends on, noted now: a parameter stays the same object when its dtype changes."""
+    return {place: (tensor.shape, tensor.dtype, tensor.device) for place, tensor in like.items()}

@@ -79,6 +79,28 @@ def play(folder: Path, rank: int, sizes: tuple[int, ...]) -> Found:
     return found
 
 
+def play_two_loaders(folder: Path, rank: int, sizes: tuple[int, ...]) -> dict[int, str]:
+    """Train on two loaders in turn, which cut their batches into different numbers of shards. Return digests by size."""
+    found = {}
+    for size in (size for size in sizes if rank < size):
+        training = shard_networks.cases()["Dense"]()
+        models = list(training.models.values())
+        loaders = [ElasticDataLoader(shard_networks.dataset(), global_batch_size=24, shards=each) for each in (8, 5)]
+        with world(folder, rank, size, models, size) as formed:
+            sharding = Sharding(models, 8, formed)
+            for loader in loaders:
+                loader.set_world(rank, size)
+            for model in models:
+                model.shard(sharding)
+            losses: list[float] = []
+            for batches, _ in zip(zip(*loaders, strict=True), range(STEPS), strict=False):
+                for batch in batches:
+                    losses += training.step(batch)
+        assert len(set(losses)) == 2 * STEPS, "it does not train"
+        found[size] = shard_networks.digest(training, losses)
+    return found
+
+
 def play_mutants(folder: Path, rank: int, size: int) -> dict[str, str]:
     """Train with each of the mutants. Return digests by name."""
     found = {}
@@ -123,3 +145,9 @@ def test_a_training_has_the_same_bits_in_worlds_of_one_and_three(name: str, two_
 @pytest.mark.parametrize("name", NAMES)
 def test_a_training_has_the_same_bits_in_worlds_of_all_sizes(name: str, all_sizes: list[Found]) -> None:
     assert_equal(name, all_sizes)
+
+
+def test_loaders_with_different_numbers_of_shards_used_in_turn_leave_the_same_bits_in_all_worlds() -> None:
+    ranks = on_ranks(3, play_two_loaders, (1, 2, 3))
+    for found in ranks:
+        assert found == dict.fromkeys(found, ranks[0][1])

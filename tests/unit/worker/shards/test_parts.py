@@ -165,6 +165,19 @@ def test_a_part_without_backward_adds_nothing() -> None:
     assert torch.allclose(mine, gradient(state), rtol=1e-5)
 
 
+def test_a_model_may_change_its_dtype_between_loops() -> None:
+    state = training(nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)))
+    for batch, dtype in zip(state.loader, (torch.float32, torch.bfloat16), strict=True):
+        state.model.module.to(dtype)
+        state.optimizer.zero_grad()
+        for _ in range(2):  # the second loop has slots for what the first one touched
+            for x, _ in state.model.parts(batch):
+                state.model(x.to(dtype)).square().mean().backward()
+        assert {p.grad.dtype for p in state.model.parameters()} == {dtype}
+        state.optimizer.step()
+        state.commit()
+
+
 def test_a_parameter_that_no_shard_uses_has_no_gradient() -> None:
     class Two(nn.Module):
         def __init__(self) -> None:

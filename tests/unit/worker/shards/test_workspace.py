@@ -41,3 +41,15 @@ def test_a_depth_has_the_same_memory_in_each_loop_and_nothing_left_of_the_last_o
     assert again is first
     assert again.others == {}
     assert workspace.at(1).flat[0].data_ptr() != first.flat[0].data_ptr()
+
+
+def test_slots_fit_places_whose_shapes_and_dtypes_are_still_the_same() -> None:
+    workspace = Workspace()
+    parameter = torch.nn.Parameter(torch.empty(3))
+    like = {0: torch.empty(2), 1: parameter}
+    workspace.lay_out(like, 1)
+    assert workspace.has_slots_for({0: torch.empty(2), 1: torch.empty(3)})
+    assert not workspace.has_slots_for({0: torch.empty(2)})
+    assert not workspace.has_slots_for({**like, 0: torch.empty(4)})
+    parameter.data = parameter.data.bfloat16()
+    assert not workspace.has_slots_for(like)
