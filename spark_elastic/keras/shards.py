@@ -76,7 +76,7 @@ class ShardedSteps:
         self._applied = variables or self._state.model.trainable_variables
 
     def _find_sources(self) -> Sources:
-        weights = [variable.value for variable in self._state.model.trainable_variables]
+        weights = ((variable.path, variable.value) for variable in self._state.model.trainable_variables)
         moving = moving_of(self._state.model)
         return Sources(weights, (Buffer(variable.path, variable.value) for variable in moving))
 

@@ -206,10 +206,13 @@ class Parts:
 
     def _check(self) -> None:
         """Refuse what must not happen within a part."""
-        if [parameter._version for parameter in self._sources.parameters] != self._versions:
-            raise TrainingCodeError(
-                f"parameters changed inside the loop over model.parts(batch): optimizer.step() belongs after it. {HOW}"
-            )
+        for parameter, name, version in zip(self._sources.parameters, self._sources.names, self._versions, strict=True):
+            if parameter._version != version:
+                raise TrainingCodeError(
+                    f"the parameter {name} changed inside the loop over model.parts(batch). Either optimizer.step() was called "
+                    "there, which belongs after the loop, or a forward changes weights, as Embedding(max_norm=) and Keras's "
+                    f"SpectralNormalization do: leave that out, or train without shards=. {HOW}"
+                )
         appeared = self._sources.appeared()
         if appeared:
             raise TrainingCodeError(

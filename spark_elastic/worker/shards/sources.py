@@ -67,10 +67,14 @@ class ModuleBuffer(Buffer):
 
 
 class Sources:
-    """Parameters and buffers, each once."""
+    """Parameters with their names, and buffers, each once."""
 
-    def __init__(self, parameters: Iterable[torch.Tensor], buffers: Iterable[Buffer]) -> None:
-        self.parameters = list({id(parameter): parameter for parameter in parameters}.values())
+    def __init__(self, parameters: Iterable[tuple[str, torch.Tensor]], buffers: Iterable[Buffer]) -> None:
+        named: dict[int, tuple[str, torch.Tensor]] = {}
+        for name, parameter in parameters:
+            named.setdefault(id(parameter), (name, parameter))
+        self.names = [name for name, _ in named.values()]
+        self.parameters = [parameter for _, parameter in named.values()]
         each = list(buffers)
         # The buffers that are averaged, those that count something, such as BatchNorm's batches, and those that must not
         # change.
@@ -120,7 +124,8 @@ class ModuleSources(Sources):
             for key, tensor in module._buffers.items():
                 if tensor is not None:
                     buffers.setdefault(id(tensor), ModuleBuffer(module, key, _place(prefix, key), tensor))
-        super().__init__((parameter for model in models for parameter in model.parameters()), buffers.values())
+        parameters = ((_place("", name), tensor) for model in models for name, tensor in model.named_parameters())
+        super().__init__(parameters, buffers.values())
 
     def appeared(self) -> str:
         """Name a parameter or buffer that a forward has registered since; empty if there is none."""

@@ -225,6 +225,12 @@ def step_inside(state: se.TorchState) -> None:
         state.optimizer.step()
 
 
+def renormalize(state: se.TorchState) -> None:
+    state = training(nn.Sequential(nn.Embedding(30, 2, max_norm=0.1), nn.Linear(2, 2)))
+    for x, _ in state.model.parts(first(state)):
+        state.model(x.long() % 30)
+
+
 def nest(state: se.TorchState) -> None:
     batch = first(state)
     for _ in state.model.parts(batch):
@@ -246,7 +252,8 @@ def give_something_else(state: se.TorchState) -> None:
         (check_inside, r"check_host_updates\(\) came inside a loop"),
         (commit_after_leaving, "a commit came after a loop .* had been left before its end"),
         (loop_after_leaving, "began after a loop .* had been left before its end"),
-        (step_inside, r"optimizer.step\(\) belongs after it"),
+        (step_inside, r"the parameter 0\.weight changed .*optimizer.step\(\) was called there, which belongs after"),
+        (renormalize, r"the parameter 0\.weight changed .*a forward changes weights, as Embedding\(max_norm=\)"),
         (nest, "began inside a loop"),
         (train_without_parts, r"called for training outside a loop over model.parts\(batch\)"),
         (give_something_else, "something else than one batch"),
