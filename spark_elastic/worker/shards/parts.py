@@ -206,13 +206,15 @@ class Parts:
 
     def _check(self) -> None:
         """Refuse what must not happen within a part."""
-        for parameter, name, version in zip(self._sources.parameters, self._sources.names, self._versions, strict=True):
-            if parameter._version != version:
-                raise TrainingCodeError(
-                    f"the parameter {name} changed inside the loop over model.parts(batch). Either optimizer.step() was called "
-                    "there, which belongs after the loop, or a forward changes weights, as Embedding(max_norm=) and Keras's "
-                    f"SpectralNormalization do: leave that out, or train without shards=. {HOW}"
-                )
+        versions = [parameter._version for parameter in self._sources.parameters]
+        if versions != self._versions:
+            changed = next(place for place, version in enumerate(versions) if version != self._versions[place])
+            raise TrainingCodeError(
+                f"the parameter {self._sources.names[changed]} changed inside the loop over model.parts(batch). Either "
+                "optimizer.step() was called there, which belongs after the loop, or a forward changes weights, as "
+                "Embedding(max_norm=) and Keras's SpectralNormalization do: leave that out, or train without shards=. "
+                f"{HOW}"
+            )
         appeared = self._sources.appeared()
         if appeared:
             raise TrainingCodeError(
@@ -256,9 +258,10 @@ class Parts:
             if place not in given:
                 slot.zero_()
         weight = self._rows[shard] / self._cut.largest
-        weighted = [place for place in given if 0 < place < self._rows_from or place >= self._buffers_from]
-        if weight != 1 and weighted:  # a part without backward has no gradients
-            torch._foreach_mul_([taken.value(place) for place in weighted], weight)
+        if weight != 1:
+            weighted = [place for place in given if 0 < place < self._rows_from or place >= self._buffers_from]
+            if weighted:  # a part without backward has no gradients
+                torch._foreach_mul_([taken.value(place) for place in weighted], weight)
         for number, counter in enumerate(sources.counters):
             self._counted[number] += int(counter.present) - int(counter.before)
         self._notes[shard] = [self._noted[name] for name in sorted(self._noted)]
