@@ -88,7 +88,8 @@ class EventLog:
 
     A slow disk or a slow callable delays nobody: when ``QUEUE_LIMIT`` events wait, new ones are dropped until half of the queue
     is empty. An ``events_dropped`` event in their place says how many. ``watchers`` belong to this package: they are called
-    first, with entries, and neither block nor raise.
+    with entries, and neither block nor raise. The sink has had each entry before: ``on_event``, which is called for a watcher,
+    finds the event in the file.
     """
 
     def __init__(self, sink: Sink | None = None, watchers: Sequence[Callable[[Entry], None]] = ()) -> None:
@@ -157,10 +158,10 @@ class EventLog:
         while (entry := self._next()) is not None:
             if isinstance(entry.record, JobStarted):
                 self._run_id = entry.record.run_id
-            for watch in self._watchers:
-                watch(entry)
             if self._sink is not None:
                 self._hand_on(self._sink, entry)
+            for watch in self._watchers:
+                watch(entry)
         if self._sink is not None:
             self._sink.close()
 

@@ -12,8 +12,9 @@ from spark_elastic.protocol import records, reports
 
 _INTRODUCTION = """# The event log
 
-`run(event_log=path)` appends one JSON object a line, `run(on_event=call)` calls with the same as dicts. Made from
-`spark_elastic/protocol/records.py` and `reports.py`; within a version events and fields are added, none is changed or removed.
+`run(event_log=path)` appends one JSON object a line, `run(on_event=call)` calls with the same as dicts, once they are in the
+file. Made from `spark_elastic/protocol/records.py` and `reports.py`; within a version events and fields are added, none is
+changed or removed.
 
 Every event has:
 

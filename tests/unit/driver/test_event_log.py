@@ -53,6 +53,27 @@ def test_a_line_that_was_cut_off_does_not_swallow_the_next_run(tmp_path: Path) -
         assert json.loads(last)["generation"] == 1
 
 
+def test_on_event_finds_in_the_file_what_it_is_called_with(tmp_path: Path) -> None:
+    """It was called at the same time: a page that it asked for, or a copy of the file at the end, lacked the event."""
+    path = tmp_path / "log"
+    lines_at: list[int] = []
+
+    class SlowFile(LogFile):
+        def take(self, event: dict[str, Any]) -> None:
+            called.wait(0.2)
+            super().take(event)
+
+    called = threading.Event()
+
+    def look(_: dict[str, Any]) -> None:
+        lines_at.append(len(path.read_text().splitlines()))
+        called.set()
+
+    with EventLog(OnEvent(look)) as caller, EventLog(SlowFile(path), [caller.pass_on]) as log:
+        log.record(ONE)
+    assert lines_at == [1]
+
+
 def test_a_log_that_is_no_file_is_written_to(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     end = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
