@@ -69,7 +69,9 @@ def allreduce(tensor: torch.Tensor, op: str = "mean") -> torch.Tensor:
     result = tensor.detach().to(_COMPUTED_AS[tensor.dtype], copy=True, memory_format=layout)
     keeps_nan = op in ("min", "max") and result.is_floating_point() and tensor.layout is torch.strided
     with translated_errors(world):
-        _check_equal_calls(f'op="{op}" of {tensor.dtype} {list(tensor.shape)} on {tensor.device.type}', world.size)
+        _check_equal_calls(
+            f'allreduce with op="{op}" of {tensor.dtype} {list(tensor.shape)} on {tensor.device.type}', world.size
+        )
         if keeps_nan:  # whether min and max return NaN depends on the order of their arguments
             sign = 1.0 if op == "max" else -1.0
             unknown = result.isnan()
@@ -103,9 +105,10 @@ def _check_kind(tensor: torch.Tensor, op: str) -> None:
 
 
 def _check_equal_calls(mine: str, size: int) -> None:
-    """Raise ``TrainingCodeError`` on all ranks if they do not call ``allreduce`` alike.
+    """Raise ``TrainingCodeError`` on all ranks if they do not call the same function of this module alike.
 
     No library detects this: Gloo adds up even if one rank asks for a sum and another for a maximum, and misreads other dtypes.
+    Ranks that take objects from different sources would wait for each other.
     """
     digest = int.from_bytes(hashlib.blake2b(mine.encode(), digest_size=7).digest(), "big")
     digests = [torch.zeros(1, dtype=torch.int64) for _ in range(size)]
@@ -115,25 +118,35 @@ def _check_equal_calls(mine: str, size: int) -> None:
         dist.all_gather_object(everybody, mine)
         odd = next(rank for rank, each in enumerate(everybody) if each != everybody[0])
         raise TrainingCodeError(
-            f"ranks called allreduce differently: rank 0 with {everybody[0]}, rank {odd} with {everybody[odd]}. All ranks have "
-            "to reduce the same values in the same order, with equal shapes and dtypes and the same op"
+            f"ranks called different functions, or one differently: rank 0 {everybody[0]}, rank {odd} {everybody[odd]}. All "
+            "ranks have to make the same calls in the same order: allreduce with equal shapes and dtypes and the same op, "
+            "broadcast_object with the same src"
         )
 
 
 def allgather_object(obj: T) -> list[T]:
-    """Return the ``obj`` of every rank, in rank order. Objects travel by cloudpickle, since all workers belong to one job."""
+    """Return the ``obj`` of every rank, in rank order. Objects travel by cloudpickle, since all workers belong to one job.
+
+    The call blocks until all ranks have called it. If they call another function of these instead, it raises
+    ``TrainingCodeError`` on all ranks.
+    """
     world = current_world()
     if world is None or world.size == 1:
         return [obj]
     packed = dumps_for_peers(obj)
     gathered = [packed] * world.size
     with translated_errors(world):
+        _check_equal_calls("allgather_object", world.size)
         dist.all_gather_object(gathered, packed)
     return [pickle.loads(each) for each in gathered]
 
 
 def broadcast_object(obj: T, src: int = 0) -> T:
-    """Return the ``obj`` of rank ``src`` on all ranks. It travels by cloudpickle."""
+    """Return the ``obj`` of rank ``src`` on all ranks. It travels by cloudpickle.
+
+    The call blocks until all ranks have called it. If they give different ``src``, or call another function of these instead, it
+    raises ``TrainingCodeError`` on all ranks.
+    """
     world = current_world()
     size = 1 if world is None else world.size
     if not 0 <= whole_number("src", src) < size:
@@ -144,6 +157,7 @@ def broadcast_object(obj: T, src: int = 0) -> T:
     is_source = world.rank == src
     box = [dumps_for_peers(obj) if is_source else b""]
     with translated_errors(world):
+        _check_equal_calls(f"broadcast_object with src={src}", world.size)
         dist.broadcast_object_list(box, src)
     return obj if is_source else cast("T", pickle.loads(box[0]))
 
@@ -153,4 +167,5 @@ def barrier() -> None:
     world = current_world()
     if world is not None and world.size > 1:
         with translated_errors(world):
+            _check_equal_calls("barrier", world.size)
             dist.barrier()

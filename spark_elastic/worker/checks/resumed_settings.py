@@ -86,7 +86,11 @@ def _scheduled(
     One that waits for a plateau prepares nothing, and goes on from the rate that it finds.
     """
     kept = _kept_objects(saved)
-    schedulers = {name: value for name, value in find_objects(live).items() if isinstance(value, LRScheduler)}
+    schedulers = {
+        name: value
+        for name, value in find_objects(live).items()
+        if isinstance(value, LRScheduler) and hasattr(value, "optimizer")  # users' own classes need not have one
+    }
     known = [value.optimizer for name, value in schedulers.items() if name in kept]
     unknown = [value.optimizer for value in schedulers.values() if not isinstance(value, ReduceLROnPlateau)]
     return known, [optimizer for optimizer in unknown if optimizer not in known]

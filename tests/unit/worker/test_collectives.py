@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -83,11 +84,11 @@ def test_what_cannot_be_reduced_is_refused_before_other_ranks_wait_for_it(
         collectives.allreduce(tensor, op)
 
 
-# What rank 0 and rank 1 call, and what the error tells of it.
+# What rank 0 and rank 1 reduce, and what the error tells of it.
 UNLIKE = {
     "another op": (
         [(torch.ones(2), "max"), (torch.ones(2), "sum")],
-        'rank 0 with op="max" of torch.float32 [2] on cpu, rank 1 with op="sum" of torch.float32 [2] on cpu',
+        'rank 0 allreduce with op="max" of torch.float32 [2] on cpu, rank 1 allreduce with op="sum" of torch.float32 [2]',
     ),
     "a mean and a sum": ([(torch.ones(2), "mean"), (torch.ones(2), "sum")], 'op="mean"'),
     "another length": ([(torch.ones(3), "sum"), (torch.ones(2), "sum")], r"[3] on cpu"),
@@ -114,6 +115,49 @@ def _reduce_differently(folder: Path, rank: int) -> list[tuple[str, str]]:
                 collectives.allreduce(tensor, op)
             told.append((name, str(error.value)))
             assert collectives.allreduce(torch.ones(1), "sum").tolist() == [2.0]
+    return told
+
+
+def _broadcast_from(src: int) -> Callable[[], object]:
+    return lambda: collectives.broadcast_object("mine", src=src)
+
+
+# What rank 0 and rank 1 call, and what the error tells of it.
+OTHER_CALLS = {
+    "each from itself": (
+        [_broadcast_from(0), _broadcast_from(1)],
+        "rank 0 broadcast_object with src=0, rank 1 broadcast_object",
+    ),
+    "a barrier": ([collectives.barrier, _broadcast_from(0)], "rank 0 barrier, rank 1 broadcast_object with src=0"),
+    "gathered and broadcast": (
+        [lambda: collectives.allgather_object([1]), _broadcast_from(0)],
+        "rank 0 allgather_object, rank 1 broadcast_object",
+    ),
+    "gathered and reduced": (
+        [lambda: collectives.allgather_object([1]), lambda: collectives.allreduce(torch.ones(1))],
+        'rank 0 allgather_object, rank 1 allreduce with op="mean"',
+    ),
+}
+
+
+def test_ranks_that_make_different_calls_all_get_an_error_and_can_go_on() -> None:
+    """Those that broadcast from different ranks waited until the job was lost."""
+    for errors in zip(*on_ranks(2, _call_differently), strict=True):
+        (name, told), *others = errors
+        assert all(other == (name, told) for other in others)
+        assert OTHER_CALLS[name][1] in told
+
+
+def _call_differently(folder: Path, rank: int) -> list[tuple[str, str]]:
+    told = []
+    with world(folder, rank, 2, []) as formed:
+        collectives.current_world = lambda: formed
+        for name, (calls, _) in OTHER_CALLS.items():
+            with pytest.raises(TrainingCodeError) as error:
+                calls[rank]()
+            told.append((name, str(error.value)))
+            assert collectives.broadcast_object(rank, src=1) == 1
+            collectives.barrier()
     return told
 
 

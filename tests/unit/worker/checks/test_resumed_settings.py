@@ -106,6 +106,26 @@ def test_a_scheduler_that_is_new_to_the_job_begins_as_it_does_in_a_new_job(make_
     assert rates({"optimizer": StateDict(before.state_dict())}) == rates({})
 
 
+class Warmup(lr_scheduler.LRScheduler):
+    """One of a user's own that does without the base class's attributes, as schedulers by hand do."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._groups, self._steps = optimizer.param_groups, 0
+
+    def step(self, epoch: int | None = None) -> None:
+        self._steps += 1
+        self._groups[0]["lr"] = 0.1 * min(1.0, self._steps / 10)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self._steps}
+
+
+def test_a_scheduler_that_does_not_say_which_optimizer_it_has_can_be_resumed() -> None:
+    live, kept = make(Warmup), saved(make(Warmup))
+    PreparedGroups(live, kept).put_back()
+    assert "state.optimizer has lr=0.03 as saved, not 0.1 as given here" in replaced_settings(live, kept)
+
+
 def test_a_scheduler_that_waits_for_a_plateau_goes_on_from_the_saved_rate_and_another_one_here_is_told() -> None:
     live = make(lambda optimizer: lr_scheduler.ReduceLROnPlateau(optimizer), lr=0.2)
     kept = saved(make())
