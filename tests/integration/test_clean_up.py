@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -41,6 +42,7 @@ def job(spark: Any, tmp_path: Path) -> Iterator[Callable[[], tuple[Any, list[int
     def next_pids() -> tuple[Any, list[int]]:
         pids = wait_for(tmp_path / "1")
         (tmp_path / "1").unlink()  # only the next world writes it again
+        wait_until(lambda: pids[0] in hosts, "the event of the worker's start")
         return hosts[pids[0]], pids
 
     thread = threading.Thread(target=train)
@@ -105,17 +107,14 @@ def test_a_killed_driver_leaves_nothing_on_the_executors(script: Any, tmp_path: 
 def test_importers_that_are_kept_for_the_next_job_end_with_what_they_belong_to(script: Any, tmp_path: Path) -> None:
     process = script("local-cluster[2,1,1024]", "kept")
     wait_until((tmp_path / "kept" / "importers").exists, "two jobs were to run", process)
-    one, other = wait_for(tmp_path / "kept" / "importers")
-    task = psutil.Process(one).parent()
-    assert task is not None
-    daemon = task.parent()
-    assert daemon is not None
-    # Not to the Spark Python process that has started it.
-    task.kill()
-    assert_gone([task.pid])
+    one, task, daemon, other = wait_for(tmp_path / "kept" / "importers")
+    # Not to the Spark Python process that has started it, which Spark may have ended already.
+    with contextlib.suppress(psutil.NoSuchProcess):
+        psutil.Process(task).kill()
+    assert_gone([task])
     assert len(alive([one, other])) == 2
     # To the process that Spark forks these from.
-    daemon.kill()
+    psutil.Process(daemon).kill()
     assert_gone([one])
     assert alive([other])
     # And to an executor, which ends with the driver.

@@ -141,7 +141,8 @@ def test_a_running_job_is_followed_on_its_page(run: Any, tmp_path: Path) -> None
         run(say_train_and_raise, min_np=2, max_np=2, event_log=log, on_event=look)
     assert list(seen) == ["job_started", "world_formed", "training", "job_failed"]
     assert [facts["isOver"] for facts in seen.values()] == [False, False, False, True]
-    assert [stage for stage, *_ in seen["world_formed"]["start"]][-1] == "sync state"
+    # The job may have gone on meanwhile.
+    assert "sync state" in [stage for stage, *_ in seen["world_formed"]["start"]]
     assert [stage for stage, *_ in seen["training"]["start"]][-2:] == ["sync state", "first step"]
     for worker in seen["training"]["workers"]:
         (_, seconds, memory), *_ = worker["samples"]

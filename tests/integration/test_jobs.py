@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import re
@@ -62,7 +63,8 @@ def test_workers_leave_ahead_of_decommissions_by_signal_and_by_the_driver_and_no
 
     def decommission(event: dict[str, Any]) -> None:
         if event["event"] == "worker_started":
-            executors[event["worker"]] = executor_of(event["pid"])
+            with contextlib.suppress(psutil.NoSuchProcess):  # it may have left already, with its executor
+                executors[event["worker"]] = executor_of(event["pid"])
         elif event["event"] == "world_forming":
             members[:] = event["workers"]
         elif event["event"] == "world_formed" and event["generation"] <= 2:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,8 @@ def train_through_a_decommission(spark: Any, folder: Path, **settings: Any) -> N
     def decommission(event: dict[str, Any]) -> None:
         events.append(event)
         if event["event"] == "worker_started":
-            executors[event["worker"]] = executor_of(event["pid"])
+            with contextlib.suppress(psutil.NoSuchProcess):  # it may have left already, with its executor
+                executors[event["worker"]] = executor_of(event["pid"])
         elif event["event"] == "world_formed" and event["generation"] == 1:
             executors[max(executors)].send_signal(signal.SIGPWR)
         elif event["event"] == "world_formed":
