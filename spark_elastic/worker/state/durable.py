@@ -28,8 +28,9 @@ class Durable:
 
     def __init__(self, commits: Commits) -> None:
         self._commits = commits
-        # The last commit with the weights for which a value was reported, and the value.
+        # The commit for whose weights a value was reported, the value, and the last commit of the same weights.
         self._scored: tuple[CommitId, float] | None = None
+        self._still_scored: CommitId | None = None
         self.enter()
 
     def enter(self) -> None:
@@ -62,7 +63,7 @@ class Durable:
         if value is not None:
             self._score(state, checkpoints, world, value)
         elif self._scored is not None and 0 < self._scored_at == steps:
-            self._scored = self._commits.last_of(world), self._scored[1]  # no step has changed the weights
+            self._still_scored = self._commits.last_of(world)  # no step has changed the weights
         if world.rank == 0 and not self._is_in_parts and checkpoints.is_due():
             self._commits.settle()
             checkpoints.begin(self._commits.last_of(world), state._lend())
@@ -94,7 +95,7 @@ class Durable:
         if world.rank != 0 or self._scored is None:
             return
         commit, value = self._scored
-        if commit == world.newest_commit and not checkpoints.has_score(commit):
+        if self._still_scored == world.newest_commit and not checkpoints.has_score(commit):
             self._score(state, checkpoints, world, value)
 
     def finish(self, state: State, checkpoints: CheckpointWriter, world: World) -> None:
@@ -134,7 +135,7 @@ class Durable:
     def _score(self, state: State, checkpoints: CheckpointWriter, world: World, value: float) -> None:
         """Give the last commit its score, on rank 0. The others remember it, in case rank 0 is lost before it has done so."""
         commit = self._commits.last_of(world)
-        self._scored, self._scored_at = (commit, value), state._optimizer_steps()
+        self._scored, self._still_scored, self._scored_at = (commit, value), commit, state._optimizer_steps()
         if world.rank == 0:
             self._commits.settle()
             checkpoints.score(commit, value, state._lend(), world.is_broken)

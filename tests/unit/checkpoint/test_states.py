@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import shutil
 import sys
 from collections.abc import Iterator
@@ -408,6 +409,30 @@ def test_a_survivor_writes_the_best_also_from_a_later_commit_of_the_same_weights
     best = values(state)[0]
     stage.begin(state)  # as rank 0, which is lost before it has written anything
     assert torch.equal(best_weight(stage, url), best)
+
+
+@pytest.mark.parametrize("rank_0_before", [True, False])
+def test_weights_are_kept_once_among_the_best_although_their_job_goes_on_from_a_later_commit(
+    stage: Stage, url: str, rank_0_before: bool
+) -> None:
+    """They were scored a second time, and another good checkpoint had to go."""
+    plan = CheckpointWish(url, 1e9, keep=3, best=Metric("val_loss", "min")).claim()
+    writer = stage.checkpoints = CheckpointWriter(plan, stage.control.report, int)
+    state = trained()
+    stage.begin(state)
+    DistributedDataParallel(state.model)
+    for value in (3.0, 2.0, 1.0):
+        step(state)
+        state.commit()
+        state.report(val_loss=value)
+        writer.wait(lambda: False)
+    state.commit()
+    if not rank_0_before:
+        stage.checkpoints = CheckpointWriter(plan, stage.control.report, int)
+    stage.begin(state)
+    stage.checkpoints.wait(lambda: False)
+    scores = [json.loads(path.read_text())["value"] for path in Path(url).glob("*/score.json")]
+    assert sorted(scores) == [1.0, 2.0, 3.0]
 
 
 def test_a_survivor_gives_no_score_to_a_commit_after_a_further_step(stage: Stage, url: str) -> None:
