@@ -27,8 +27,16 @@ Setting = tuple[str, object, object]  # its name, the value here, and the saved 
 
 def replaced_settings(live: Mapping[str, object], saved: Mapping[str, object]) -> list[str]:
     """Describe the settings of optimizers and schedulers in ``live`` that differ in ``saved``, the objects of a checkpoint."""
-    known, new = _scheduled(live, saved)
-    found = []
+    schedulers, new_schedulers = _schedulers(live, saved)
+    known = {value.optimizer: name for name, value in schedulers.items()}
+    new = {value.optimizer for value in new_schedulers.values()} - known.keys()
+    found = [
+        f"state.{name} is new to it, and the learning rate that it has prepared is gone: state.{known[value.optimizer]} goes "
+        "on with the saved one"
+        for name, value in new_schedulers.items()
+        if value.optimizer in known
+        if any(group["lr"] != group.get("initial_lr", group["lr"]) for group in value.optimizer.param_groups)
+    ]
     for name, value in live.items():
         kept = saved.get(name)
         if isinstance(kept, StateDict) and isinstance(kept.content, Mapping):
@@ -44,21 +52,22 @@ def replaced_settings(live: Mapping[str, object], saved: Mapping[str, object]) -
 class PreparedGroups:
     """What schedulers that a checkpoint does not know have prepared in an optimizer's groups, such as the first step's rate.
 
-    Loading the optimizer replaces it by what its groups had without them.
+    Loading the optimizer replaces it by what its groups had without them, and drops settings of the schedulers' own.
     """
 
     def __init__(self, live: Mapping[str, object], saved: Mapping[str, object]) -> None:
         """Take it from the objects here, before those of the checkpoint are loaded."""
+        known, new = ({value.optimizer for value in schedulers.values()} for schedulers in _schedulers(live, saved))
         self._settings = [
-            (optimizer, [{key: group[key] for key in group.keys() & _PREPARED} for group in optimizer.param_groups])
-            for optimizer in _scheduled(live, saved)[1]
+            (optimizer, [{key: group[key] for key in group.keys() - {"params"}} for group in optimizer.param_groups])
+            for optimizer in new - known
         ]
 
     def put_back(self) -> None:
         """Set it again in the optimizers' groups."""
         for optimizer, prepared in self._settings:
             for group, settings in zip(optimizer.param_groups, prepared, strict=True):
-                group.update(settings)
+                group.update({key: settings[key] for key in settings if key in _PREPARED or key not in group})
 
 
 def dropped_objects(live: Mapping[str, object], saved: Mapping[str, object]) -> list[str]:
@@ -78,22 +87,22 @@ def _kept_objects(saved: Mapping[str, object]) -> set[str]:
     return {name for name, value in leaves(saved) if isinstance(value, (StateDict, KeptPart))}
 
 
-def _scheduled(
+def _schedulers(
     live: Mapping[str, object], saved: Mapping[str, object]
-) -> tuple[list[torch.optim.Optimizer], list[torch.optim.Optimizer]]:
-    """Return the optimizers that have a scheduler which a checkpoint knows, and those of which it knows none that there is.
+) -> tuple[dict[str, LRScheduler], dict[str, LRScheduler]]:
+    """Return the schedulers that a checkpoint knows, and those that it does not, by name. Users' own may have no optimizer.
 
-    One that waits for a plateau prepares nothing, and goes on from the rate that it finds.
+    A new one that waits for a plateau is left out: it prepares nothing, and goes on from the rate that it finds.
     """
     kept = _kept_objects(saved)
     schedulers = {
         name: value
         for name, value in find_objects(live).items()
-        if isinstance(value, LRScheduler) and hasattr(value, "optimizer")  # users' own classes need not have one
+        if isinstance(value, LRScheduler) and hasattr(value, "optimizer")
     }
-    known = [value.optimizer for name, value in schedulers.items() if name in kept]
-    unknown = [value.optimizer for value in schedulers.values() if not isinstance(value, ReduceLROnPlateau)]
-    return known, [optimizer for optimizer in unknown if optimizer not in known]
+    known = {name: value for name, value in schedulers.items() if name in kept}
+    new = {name: value for name, value in schedulers.items() if not isinstance(value, ReduceLROnPlateau)}
+    return known, {name: value for name, value in new.items() if name not in known}
 
 
 def _settings(value: object, kept: Mapping[str, object]) -> Iterator[Setting]:

@@ -212,7 +212,8 @@ class TrainingChecks:
             )
         if getattr(optimizer.step, "_wrapped_by_lr_sched", False):
             schedulers = [value for value in (*shared, *reachable(self._local())) if isinstance(value, LRScheduler)]
-            if not any(scheduler.optimizer is optimizer for scheduler in schedulers):
+            # One of a user's own class may not say which optimizer it has.
+            if not any(getattr(scheduler, "optimizer", optimizer) is optimizer for scheduler in schedulers):
                 self._warn(
                     "a learning rate scheduler of an optimizer in the State is not in the State itself: after a reset it "
                     "does not go back with the weights, and a newcomer's starts over. Write state = "

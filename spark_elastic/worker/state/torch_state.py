@@ -101,7 +101,7 @@ class TorchState(ObjectState):
         for name, value in given.items():
             if isinstance(value, type):
                 raise TypeError(f"{name} must be an object, not the class {value.__name__}: write {value.__name__}(…)")
-            if isinstance(value, (list, tuple, dict)) and name != "loader":
+            if isinstance(value, (list, tuple, dict)) and name != "loader" and not has_state_dict(value):
                 raise TypeError(
                     f"{name} must be one object, not a {type(value).__name__}: give each of several a name of its own, as in "
                     f"TorchState({name}=…, {name}_2=…)"

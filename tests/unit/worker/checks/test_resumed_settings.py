@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.optim import lr_scheduler
+from torch.optim import lr_scheduler, swa_utils
 
 from spark_elastic.checkpoint.skeleton import StateDict
 from spark_elastic.worker.checks.resumed_settings import PreparedGroups, dropped_objects, replaced_settings
@@ -77,6 +77,7 @@ def test_objects_that_a_checkpoint_knows_nothing_of_are_named_if_it_knows_their_
         lambda optimizer: lr_scheduler.ConstantLR(optimizer, 0.5, total_iters=4),
         lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 0.5, total_steps=10),
         lambda optimizer: lr_scheduler.CyclicLR(optimizer, 0.01, 0.1, step_size_up=4),
+        lambda optimizer: swa_utils.SWALR(optimizer, 0.5, anneal_epochs=3),
     ],
 )
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
@@ -104,6 +105,18 @@ def test_a_scheduler_that_is_new_to_the_job_begins_as_it_does_in_a_new_job(make_
     before = kind([earlier], lr=0.1, **({"momentum": 0.9} if kind is torch.optim.SGD else {}))
     before.step()
     assert rates({"optimizer": StateDict(before.state_dict())}) == rates({})
+
+
+@pytest.mark.parametrize("makes_rate", [True, False])
+def test_a_new_scheduler_whose_first_rate_is_lost_to_one_that_goes_on_is_told(makes_rate: bool) -> None:
+    """It warmed up to a rate ten times too high."""
+    live = make(lambda optimizer: lr_scheduler.StepLR(optimizer, 100))
+    kept = saved(live)
+    live["warm"] = lr_scheduler.LinearLR(live["optimizer"], 0.1 if makes_rate else 1.0, total_iters=4)
+    told = [
+        "state.warm is new to it, and the learning rate that it has prepared is gone: state.scheduler goes on with the saved one"
+    ]
+    assert replaced_settings(live, kept) == (told if makes_rate else [])
 
 
 class Warmup(lr_scheduler.LRScheduler):

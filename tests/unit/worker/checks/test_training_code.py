@@ -292,6 +292,27 @@ def test_a_scheduler_outside_the_state_is_one_warning(stage: Stage) -> None:
     step(model, optimizer)
 
 
+class WithPause(torch.optim.lr_scheduler.LRScheduler):
+    """One of a user's own around another one, which does without the base class's attributes."""
+
+    def __init__(self, inner: torch.optim.lr_scheduler.LRScheduler) -> None:
+        self.inner = inner
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.inner.load_state_dict(state_dict)
+
+
+def test_a_scheduler_in_the_state_need_not_say_which_optimizer_it_has(stage: Stage) -> None:
+    model = DistributedDataParallel(net())
+    optimizer = sgd(model)
+    scheduler = WithPause(torch.optim.lr_scheduler.StepLR(optimizer, 1))
+    stage.begin(TorchState(model=model, optimizer=optimizer, scheduler=scheduler))
+    step(model, optimizer)
+
+
 def test_a_scaler_outside_the_state_is_refused(stage: Stage) -> None:
     model = DistributedDataParallel(net())
     scaler = torch.amp.GradScaler("cpu")

@@ -279,6 +279,24 @@ def test_several_objects_in_one_argument_are_refused_with_how_to_give_them(name:
         TorchState(**{name: several})
 
 
+class Both(list[torch.optim.Optimizer]):
+    """Two optimizers that are kept as one."""
+
+    def state_dict(self) -> list[Any]:
+        return [each.state_dict() for each in self]
+
+    def load_state_dict(self, states: list[Any]) -> None:
+        for each, kept in zip(self, states, strict=True):
+            each.load_state_dict(kept)
+
+
+def test_a_list_that_has_a_state_of_its_own_is_one_object() -> None:
+    optimizer = Both(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1) for _ in range(2))
+    state = TorchState(optimizer=optimizer)
+    state._values(shared=True)
+    assert state.optimizer is optimizer
+
+
 def test_modules_of_torchscript_are_kept() -> None:
     """Their registers of parts have keys, and cannot be iterated over."""
     net = torch.jit.trace(torch.nn.Linear(2, 1), torch.ones(1, 2))  # type: ignore[no-untyped-call]
