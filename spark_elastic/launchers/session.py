@@ -142,7 +142,7 @@ def default_sizes(
             raise ValueError(
                 "give max_np or num_proc: how many tasks with these resources the cluster has room for is not known to Spark"
             )
-        present = 0 if max_np is not None or resources is not None else parallelism(session)
+        present = 0 if max_np is not None or resources is not None else _slots(session)
         return fill_sizes(present, num_proc, min_np, max_np)
     slots = (resources or TaskResources()).slots_of_executor(conf.get)
     if max_np is None:
@@ -175,16 +175,29 @@ def parallelism(session: SparkSession | ConnectSession) -> int:
     return int(found.group(1))
 
 
+def _slots(session: SparkSession | ConnectSession) -> int:
+    """Return how many tasks Spark has cores for now, or a few more, if executors have cores that are left over."""
+    cpus = float(session.conf.get("spark.task.cpus", "1") or 1)
+    present = parallelism(session)
+    local = None if is_connect(session) else _slots_of_local_master(str(session.sparkContext.master), cpus)
+    return max(int(present / cpus) if local is None else min(present, local), 1)
+
+
+def _slots_of_local_master(master: str, cpus: float) -> int | None:
+    """Return how many tasks of so many cores a local master runs at a time; None for other masters and ``local[*]``."""
+    found = re.fullmatch(r"local(?:\[(\d+)(?:, *\d+)?\])?|local-cluster\[ *(\d+) *, *(\d+) *,.*\]", master)
+    if found is None:
+        return None
+    threads, executors, each = (int(number or 1) for number in found.groups())
+    return executors * int(threads * each / cpus)
+
+
 def warn_of_too_few_cores(session: SparkSession, wanted: int, resources: TaskResources | None = None) -> None:
     """Say it if a job waits for more workers than a local master ever runs tasks at a time. Those of others may grow."""
     conf, master = session.conf, str(session.sparkContext.master)
-    found = re.fullmatch(r"local(?:\[(\d+)(?:, *\d+)?\])?|local-cluster\[ *(\d+) *, *(\d+) *,.*\]", master)
-    if found is None:
-        return
-    threads, executors, each = (int(number or 1) for number in found.groups())
     cpus = (resources.cpus if resources else None) or float(conf.get("spark.task.cpus", "1") or 1)
-    slots = int(threads * executors * each / cpus)
-    if slots < wanted:
+    slots = _slots_of_local_master(master, cpus)
+    if slots is not None and slots < wanted:
         logger.warning(
             "num_proc=%d workers are waited for, but %s runs %d %s at a time: lower num_proc and min_np, or give the session "
             "more cores",

@@ -20,9 +20,9 @@ from spark_elastic.launchers.session import (
 )
 
 
-def session(parallelism: int = 4, **settings: str) -> Any:
+def session(parallelism: int = 4, master: str = "yarn", **settings: str) -> Any:
     conf = {key.replace("_", "."): value for key, value in settings.items()}
-    context = SimpleNamespace(getConf=lambda: conf, defaultParallelism=parallelism)
+    context = SimpleNamespace(getConf=lambda: conf, defaultParallelism=parallelism, master=master)
     return SimpleNamespace(sparkContext=context, conf=conf)
 
 
@@ -31,6 +31,24 @@ DYNAMIC = {"spark_dynamicAllocation_enabled": "true", "spark_executor_cores": "4
 
 def test_without_dynamic_allocation_they_are_the_clusters_cores() -> None:
     assert default_sizes(session(6), None, None, None) == (6, 6, 6)
+
+
+@pytest.mark.parametrize(
+    ("master", "cores", "slots"),
+    [
+        ("yarn", 8, 2),
+        ("yarn", 2, 1),
+        ("local[9]", 9, 2),
+        ("local[9]", 1, 1),
+        ("local[*]", 8, 2),
+        ("local-cluster[2,6,1024]", 12, 2),
+    ],
+)
+def test_where_a_task_takes_several_cores_there_are_as_many_workers_as_tasks(
+    master: str, cores: int, slots: int
+) -> None:
+    """As many as cores were waited for, which never came."""
+    assert default_sizes(session(cores, master, spark_task_cpus="4"), None, None, None) == (slots, slots, slots)
 
 
 def test_what_is_given_stays() -> None:
@@ -174,14 +192,13 @@ def test_executors_on_this_machine_run_this_python_unless_another_was_chosen(
         ("local[4,2]", "1", 4),
         ("local[4]", "2", 2),
         ("local-cluster[2,3,1024]", "1", 6),
-        ("local-cluster[2,3,1024]", "2", 3),
+        ("local-cluster[2,3,1024]", "2", 2),
     ],
 )
 def test_a_wait_that_a_local_master_can_never_end_is_told_at_once(
     master: str, cpus: str, slots: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    spark = session(spark_task_cpus=cpus)
-    spark.sparkContext.master = master
+    spark = session(master=master, spark_task_cpus=cpus)
     warn_of_too_few_cores(spark, slots)
     assert not caplog.records
     warn_of_too_few_cores(spark, slots + 1)
@@ -190,7 +207,6 @@ def test_a_wait_that_a_local_master_can_never_end_is_told_at_once(
 
 @pytest.mark.parametrize("master", ["local[*]", "spark://there:7077", "yarn", "k8s://https://there:443"])
 def test_nothing_is_said_of_the_cores_of_other_masters(master: str, caplog: pytest.LogCaptureFixture) -> None:
-    spark = session()
-    spark.sparkContext.master = master
+    spark = session(master=master)
     warn_of_too_few_cores(spark, 1000)
     assert not caplog.records
