@@ -11,4 +11,6 @@ def without_file_scheme(url: str) -> str:
     if not url.startswith("file:") or "::" in url:
         return url
     path = url.removeprefix("file:").removeprefix("//")  # Hadoop writes file:/path
+    if path.startswith("localhost/"):
+        path = path.removeprefix("localhost")
     return path if os.path.exists(path) else unquote(path)

@@ -29,6 +29,8 @@ RESUMES = "spark_elastic.checkpoint"
 # Characters that MLflow does not take in the name of a metric, and how many characters it takes.
 _REFUSED = re.compile(r"[^\w\-./: ]")
 _LONGEST = 250
+# The fewest characters to which releases of MLflow cut the value of a param.
+_SHORTEST_CUT = 250
 RUN_ID = "spark_elastic.run_id"
 ERROR = "spark_elastic.error"
 # How the names of the job's own numbers begin. The others are reported by its function.
@@ -142,7 +144,12 @@ class MLflowLogger(Logger):
         self._run = run.info.run_id
         known = run.data.params
         _log_params(client, self._run, {key: value for key, value in self.params.items() if key not in known})
-        differ = [key for key, value in self.params.items() if known.get(key, str(value)) != str(value)]
+        # MLflow cuts long values.
+        differ = [
+            key
+            for key, value in self.params.items()
+            if key in known and known[key] != str(value)[: max(len(known[key]), _SHORTEST_CUT)]
+        ]
         if differ:
             logger.warning(
                 "MLflow run %s keeps the values of params that it has, which differ: %s", self._run, ", ".join(differ)
