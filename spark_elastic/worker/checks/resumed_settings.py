@@ -42,7 +42,7 @@ def replaced_settings(live: Mapping[str, object], saved: Mapping[str, object]) -
         if isinstance(kept, StateDict) and isinstance(kept.content, Mapping):
             found += [
                 f"state.{name} has {setting}={theirs!r} as saved, not {ours!r} as given here"
-                for setting, ours, theirs in _settings(value, kept.content)
+                for setting, ours, theirs in map(_plain, _settings(value, kept.content))
                 if isinstance(ours, _COMPARED) and isinstance(theirs, _COMPARED) and ours != theirs
                 if not (value in known and setting in _SCHEDULED) and not (value in new and setting in _PREPARED)
             ]
@@ -103,6 +103,15 @@ def _schedulers(
     known = {name: value for name, value in schedulers.items() if name in kept}
     new = {name: value for name, value in schedulers.items() if not isinstance(value, ReduceLROnPlateau)}
     return known, {name: value for name, value in new.items() if name not in known}
+
+
+def _plain(setting: Setting) -> Setting:
+    """Return it with numbers in place of tensors of one."""
+    name, *values = setting
+    ours, theirs = (
+        value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value for value in values
+    )
+    return name, ours, theirs
 
 
 def _settings(value: object, kept: Mapping[str, object]) -> Iterator[Setting]:

@@ -50,6 +50,12 @@ def test_settings_that_differ_are_named_with_both_values() -> None:
     ]
 
 
+def test_a_learning_rate_that_is_a_tensor_is_named_as_a_number() -> None:
+    kept = saved(make(lr=torch.tensor(0.5)))
+    (told,) = replaced_settings(make(lr=torch.tensor(0.25)), kept)
+    assert told == "state.optimizer has lr=0.5 as saved, not 0.25 as given here"
+
+
 def test_with_a_scheduler_its_own_settings_and_the_first_learning_rate_count() -> None:
     kept = saved(make(lambda optimizer: lr_scheduler.StepLR(optimizer, 10)))
     found = replaced_settings(make(lambda optimizer: lr_scheduler.StepLR(optimizer, 5), lr=0.2), kept)
