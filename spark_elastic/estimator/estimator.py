@@ -243,13 +243,13 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
         _check_classes(recipe.class_labels(len(model.widths)), facts)
         if not store.temporary:
             record_run(store, record)
-        plan = self._plan(run_id, store, model, data, recipe, facts, sample)
         try:
+            plan = self._plan(run_id, store, model, data, recipe, facts, sample)
             trained = self._run(session, plan, sizes, store)
         except BaseException:
             if self.value("runId") is None and "checkpoints" not in store.keep:
                 with suppress(Exception):  # the fit's own error matters more
-                    store.files.delete(store.spark_url(store.checkpoint_url(run_id)))
+                    forget_run(store, run_id)  # nobody can continue it
             raise
         if len(trained.history) > self.value("epochs"):
             raise ValueError(

@@ -177,7 +177,7 @@ def read_record(content: bytes, url: str) -> RunRecord:
 
 
 def forget_run(store: Store, run_id: str) -> None:
-    """Delete the parts of a successful run that the store is not to keep."""
+    """Delete the parts of a run that the store is not to keep."""
     if "checkpoints" not in store.keep and "logs" not in store.keep:
         store.files.delete(store.spark_url(store.run_url(run_id)))
         return

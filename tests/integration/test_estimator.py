@@ -118,7 +118,7 @@ def test_rows_between_two_commits_are_read_again_after_a_loss_and_count_once(
     assert logged.Scalars("job/resets")[-1].value == 1
 
 
-def test_a_fit_whose_loss_is_nan_has_failed_for_its_loggers_and_event_log(
+def test_a_fit_whose_loss_is_nan_has_failed_for_its_loggers_and_event_log_and_leaves_no_run_that_nobody_can_continue(
     frame: Any, events: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     estimator = make(
@@ -128,11 +128,13 @@ def test_a_fit_whose_loss_is_nan_has_failed_for_its_loggers_and_event_log(
         optimizer=torch.optim.SGD,
         learningRate=1e30,
         loggers=networks.Endings(tmp_path / "end"),
+        store=Store.create(tmp_path / "store", keep=False),
     )
     with pytest.raises(NotFiniteLossError, match=r"^TorchEstimator-\w+ ended in epoch 0, step \d+: loss is "):
         estimator.fit(frame)
     assert (tmp_path / "end").read_text().startswith("NotFiniteLossError: ")
     assert [event["event"] for event in events][-1] == "job_failed"
+    assert [path.name for path in (tmp_path / "store" / "runs").iterdir()] == []
 
 
 def test_callbacks_hear_of_the_end_of_a_fit_once_however_long_they_take(frame: Any, tmp_path: Path) -> None:
