@@ -739,7 +739,7 @@ def test_a_model_can_be_told_to_score_other_columns() -> None:
 
 
 def test_a_driver_in_the_cluster_leaves_the_workers_two_slots_less() -> None:
-    session: Any = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=4), conf={})
+    session: Any = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=4, master="yarn"), conf={})
     sizes = [plan_sizes(make(driver=driver), session) for driver in ("client", "cluster")]
     assert [(each.start, each.most) for each in sizes] == [(4, 4), (2, 2)]
     assert plan_sizes(make(driver="cluster", maxNp=4), session).most == 4

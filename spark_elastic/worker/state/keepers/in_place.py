@@ -10,11 +10,13 @@ so are weights that change without an optimizer (see ``unstepped.py``).
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from spark_elastic.checkpoint.skeleton import PLAIN, StateDict
@@ -37,6 +39,7 @@ from spark_elastic.worker.state.templates import (
     has_usual_state_dict,
     template_of,
 )
+from spark_elastic.worker.zero import is_part
 
 if TYPE_CHECKING:
     from spark_elastic.worker.world import World
@@ -56,8 +59,8 @@ class InPlace(PartlyCopied):
 
     def __init__(self) -> None:
         super().__init__()
-        self.guard = StepGuard(check_world)
         self._unstepped = UnsteppedWeights()
+        self.guard = StepGuard(check_world, self._unstepped.is_stepped)
 
     def template_of(
         self, value: Stateful, written: object, tensors: Sequence[torch.Tensor], start: int
@@ -65,10 +68,12 @@ class InPlace(PartlyCopied):
         return small_template(value, written, tensors, start, self._unstepped.to_copy)
 
     def begin(self, values: Mapping[str, object]) -> None:
-        self.guard.watch(_optimizers_in(values))
+        self.guard.begin(_optimizers_in(values))
 
     def take(self, content: Content, places: Places, own: object) -> bool:
-        self._unstepped.watch(_optimizers_in(content["objects"]))
+        optimizers = _optimizers_in(content["objects"])
+        self.guard.follow(optimizers)
+        self._unstepped.watch(optimizers)
         return super().take(content, places, own)
 
     def keep_live(self) -> None:
@@ -130,6 +135,10 @@ def check_world() -> None:
             raise WorkerLostError(f"generation {world.generation} is broken")
 
 
+def _ignore(optimizer: torch.optim.Optimizer) -> None:
+    """Take the place of a guard that is gone."""
+
+
 def _optimizers_in(values: Mapping[str, object]) -> set[torch.optim.Optimizer]:
     return {value for value in find_objects(values).values() if isinstance(value, torch.optim.Optimizer)}
 
@@ -137,21 +146,43 @@ def _optimizers_in(values: Mapping[str, object]) -> set[torch.optim.Optimizer]:
 class StepGuard:
     """Watches optimizers: ``dirty`` says whether weights have changed since the last commit.
 
-    ``before_step`` is called before each step, and may raise to keep the weights unchanged. ``is_over``: the generation has been
-    interrupted, so that a step comes from code that has swallowed the interrupt.
+    ``before_step`` is called before each step, and may raise to keep the weights unchanged. ``is_stepped`` tells whether a weight
+    is one that the optimizers of the last commit step. ``is_over``: the generation has been interrupted, so that a step comes
+    from code that has swallowed the interrupt.
     """
 
-    def __init__(self, before_step: Callable[[], None]) -> None:
+    def __init__(self, before_step: Callable[[], None], is_stepped: Callable[[torch.Tensor], bool]) -> None:
         self.dirty = self.is_over = False
-        self._before_step = before_step
+        self._before_step, self._is_stepped = before_step, is_stepped
+        # None before the first generation.
+        self._watched: set[torch.optim.Optimizer] | None = None
         self._hooks: list[RemovableHandle] = []
 
-    def watch(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-        """Watch these optimizers and no others, in a new generation."""
+    def begin(self, optimizers: set[torch.optim.Optimizer]) -> None:
+        """Watch these optimizers, and any others that step weights of the last commit, in a new generation."""
         self.is_over = False
+        if self._watched is None:
+            self._watched = set()
+            look = weakref.WeakMethod(self._look_at_others)
+            others = register_optimizer_step_pre_hook(lambda optimizer, *_: (look() or _ignore)(optimizer))
+            weakref.finalize(self, others.remove)
+        self.follow(optimizers)
+
+    def follow(self, optimizers: set[torch.optim.Optimizer]) -> None:
+        """Take these optimizers for those of the State from now on, if a generation has begun."""
+        if self._watched is None or optimizers == self._watched:
+            return
         for hook in self._hooks:
             hook.remove()
+        self._watched = optimizers
         self._hooks = [optimizer.register_step_pre_hook(self._stepping) for optimizer in optimizers]
+
+    def _look_at_others(self, optimizer: torch.optim.Optimizer) -> None:
+        """Watch one, too, that has been made since the last commit, or that one of the State calls."""
+        if self.dirty or self._watched is None or optimizer in self._watched or is_part(optimizer):
+            return
+        if any(map(self._is_stepped, stepped(optimizer))):
+            self._stepping(optimizer, (), {})
 
     def _stepping(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
         job = current_job()

@@ -32,6 +32,10 @@ class UnsteppedWeights:
         """Take the present weights of these optimizers, and no others, for stepped ones."""
         self._stepped = frozenset(id(weight) for optimizer in optimizers for weight in stepped(optimizer))
 
+    def is_stepped(self, weight: torch.Tensor) -> bool:
+        """Whether those optimizers step a weight."""
+        return id(weight) in self._stepped
+
     def to_copy(self, module: torch.nn.Module, weights: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
         """Return those of a module's weights that the commit being made has to copy, uncopied, by their numbers."""
         unstepped = self._unstepped(weights)

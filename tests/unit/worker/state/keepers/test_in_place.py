@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+from torch.optim import optimizer
 from worker_stage import Stage, on_stage
 
 from spark_elastic.checkpoint.skeleton import StateDict
@@ -114,6 +116,51 @@ def test_in_a_broken_world_no_step_is_made(stage: Stage) -> None:
     assert torch.equal(weights(state), held)
     state.restore()
     assert stage.control.commit == CommitId(1, 0)
+
+
+@pytest.mark.parametrize("parts", [slice(None), slice(0, 1)], ids=["all weights", "some"])
+def test_the_first_step_of_an_optimizer_that_was_made_since_the_last_commit_counts(stage: Stage, parts: slice) -> None:
+    """Ranks that had made it took their weights for those of the last commit, and the next generation trained on both."""
+    state = make()
+    stage.begin(state)
+    step(state)
+    state.commit()
+    made = torch.optim.SGD(list(state.model.parameters())[parts], lr=0.1)
+    state.optimizer = made
+    backward(state)
+    held = weights(state)
+    stage.broken = True
+    with pytest.raises(WorkerLostError):
+        made.step()
+    assert torch.equal(weights(state), held)
+    assert state._commits.can_restore()
+    stage.broken = False
+    made.step()
+    assert not state._commits.can_restore()
+    stage.broken = True
+    state.commit()
+    assert stage.control.commit == CommitId(1, 2)
+
+
+def test_optimizers_of_other_weights_are_none_of_its_business(stage: Stage) -> None:
+    state = make()
+    stage.begin(state)
+    other = torch.nn.Linear(1, 1)
+    other(torch.ones(1, 1)).sum().backward()
+    stage.broken = True
+    torch.optim.SGD(other.parameters(), lr=0.1).step()
+    assert state._commits.can_restore()
+
+
+def test_a_state_that_is_gone_watches_no_optimizers() -> None:
+    gc.collect()
+    before = len(optimizer._global_optimizer_pre_hooks)
+    state = make()
+    state._begin(None)
+    assert len(optimizer._global_optimizer_pre_hooks) == before + 1
+    del state
+    gc.collect()
+    assert len(optimizer._global_optimizer_pre_hooks) == before
 
 
 def test_a_world_that_breaks_after_the_step_does_not_keep_it_from_being_committed(stage: Stage) -> None:
