@@ -33,7 +33,8 @@ _SETTINGS: dict[str, tuple[type, str]] = {
     "max_np": (
         int,
         "the number of slots to request from Spark, and so the largest number of workers (default: the upper limit of dynamic "
-        "allocation; without that, the cores that the cluster has now; with --local, what this machine has)",
+        "allocation; without that, the cores that the cluster has now, divided by spark.task.cpus; with --local, what this "
+        "machine has)",
     ),
     "num_proc": (int, "the number of workers to wait for before the first generation (default: that of --min-np)"),
     "start_timeout": (float, "how many seconds the job may take to get its first hosts (default 600)"),

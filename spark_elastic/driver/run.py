@@ -103,7 +103,7 @@ def run(
         min_np: the number of workers below which training waits.
         max_np: the number of slots to request from Spark, and so the largest number of workers. ``min_np`` and ``max_np`` default
             to the limits of dynamic allocation in the Spark configuration, or without dynamic allocation to the present cores of
-            the cluster; with ``local``, to what this machine has.
+            the cluster, divided by ``spark.task.cpus``; with ``local``, to what this machine has.
         elastic: False forms one world of ``num_proc`` workers before ``fn`` is called, so that ``fn`` has its rank, its
             collectives and torch's default group from its first line. When a worker is lost, all workers are ended and
             the whole of ``fn`` runs again in new processes, up to ``reset_limit`` times. An exception in ``fn`` ends the job.
