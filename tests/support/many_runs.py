@@ -47,14 +47,18 @@ def measure() -> Held:
     gc.collect()
     me = psutil.Process()
     tasks = [held for process in me.children(recursive=True) if (held := _held_by_task(process)) is not None]
-    task_bytes, task_descriptors = zip(*tasks, strict=True)
+    task_bytes, task_descriptors = zip(*tasks, strict=True) if tasks else ((0,), (0,))  # Spark may have ended them all
     return Held(me.memory_info().rss, me.num_fds(), me.num_threads(), max(task_bytes), max(task_descriptors))
 
 
 def _held_by_task(process: psutil.Process) -> tuple[int, int] | None:
-    """Bytes and descriptors of one of Spark's Python processes; None for any other, also for one that ends just now."""
+    """Bytes and descriptors of a process of Spark's Python tasks; None for any other, also for one that ends just now.
+
+    Such a process is forked by ``pyspark.daemon``, and has its command line.
+    """
     try:
-        if "pyspark.daemon" in " ".join(process.cmdline()):
+        parent = process.parent()
+        if parent is not None and all("pyspark.daemon" in " ".join(each.cmdline()) for each in (process, parent)):
             return process.memory_info().rss, process.num_fds()
     except psutil.Error:
         pass
