@@ -46,7 +46,7 @@ def once(kind: str, act: Callable[[], Any]) -> Callable[[dict[str, Any]], None]:
 
 
 def drivers() -> list[psutil.Process]:
-    """The processes of tasks that run a job's driver: no other task listens. The daemon that forks them does, below the JVM."""
+    """The processes of tasks that run a job's driver. No other task listens, but on what it has of the daemon that forked it."""
     return [process for process in descendants() if _is_driver(process)]
 
 
@@ -54,7 +54,7 @@ def _is_driver(process: psutil.Process) -> bool:
     try:
         parent = process.parent()
         is_task = "pyspark.daemon" in process.cmdline() and parent and not parent.name().startswith("java")
-        return bool(is_task and ports_of(process))
+        return bool(is_task and ports_of(process) - ports_of(parent))
     except psutil.Error:  # it has just ended
         return False
 
