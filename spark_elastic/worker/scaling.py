@@ -11,6 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from spark_elastic._integers import whole_number
+from spark_elastic.worker.optimizer_steps import is_of_base_class
 
 if TYPE_CHECKING:
     from spark_elastic.worker.ddp import DistributedDataParallel
@@ -53,7 +54,7 @@ def scale_learning_rate(
 
     def before_step(*_: object) -> None:
         factor, steps = optimizer.param_groups[0][_LEFT]
-        if steps:
+        if steps and not is_of_base_class(optimizer):
             part = 1 + (factor - 1) / steps
             _multiply(optimizer, scheduler, part)
             optimizer.param_groups[0][_LEFT] = (factor / part, steps - 1) if steps > 1 else (1.0, 0)

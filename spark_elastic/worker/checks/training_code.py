@@ -32,6 +32,7 @@ from spark_elastic.worker.checks.unkept_buffers import UnkeptBuffers
 from spark_elastic.worker.checks.user_frames import depth_of_user
 from spark_elastic.worker.job import Job, current_job
 from spark_elastic.worker.module_registers import stepped
+from spark_elastic.worker.optimizer_steps import is_of_base_class
 from spark_elastic.worker.shards.loops import HOW, loops
 from spark_elastic.worker.shards.sharding import shards_in_use
 from spark_elastic.worker.zero import is_part
@@ -156,7 +157,6 @@ class TrainingChecks:
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that the gradients have been used; any that have not belong to another optimizer, which may never use them."""
         self._is_pending = False
-        self._attributes.after_step()
         self._carried.after_step(optimizer)
 
     def _check(self, optimizer: torch.optim.Optimizer) -> bool:
@@ -344,13 +344,18 @@ def _checks() -> TrainingChecks | None:
 
 
 def _before_step(optimizer: torch.optim.Optimizer, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
-    if not is_part(optimizer) and (checks := _checks()) is not None:
+    if not _is_inner(optimizer) and (checks := _checks()) is not None:
         checks.before_step(optimizer, has_closure=any(map(callable, (*args[1:], *kwargs.values()))))
 
 
 def _after_step(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
-    if not is_part(optimizer) and (checks := _checks()) is not None:
+    if not _is_inner(optimizer) and (checks := _checks()) is not None:
         checks.after_step(optimizer)
+
+
+def _is_inner(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a step is a part of one that the hooks see, too."""
+    return is_part(optimizer) or is_of_base_class(optimizer)
 
 
 def _holds(wrapper: torch.optim.Optimizer, optimizer: torch.optim.Optimizer) -> bool:

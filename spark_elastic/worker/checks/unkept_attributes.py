@@ -69,17 +69,10 @@ class UnkeptAttributes:
         self._looks: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, dict[str, Seen]]]
         self._looks = weakref.WeakKeyDictionary()
         self._told: set[str] = set()
-        # The optimizer that is stepping. Torch's hooks see the step of a subclass again when that calls its base class's.
-        self._stepping: int | None = None
 
     def begin(self) -> None:
         """Begin a generation."""
         self._looks.clear()
-        self._stepping = None
-
-    def after_step(self) -> None:
-        """Note that an optimizer's step is over."""
-        self._stepping = None
 
     def look(
         self,
@@ -93,9 +86,8 @@ class UnkeptAttributes:
         """
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             return []
-        is_within, self._stepping = self._stepping == id(optimizer), id(optimizer)
         step, before = self._looks.get(optimizer, (0, {}))
-        if is_within or step >= STEPS[-1] or (step == 0 and len(self._looks) >= OPTIMIZERS):
+        if step >= STEPS[-1] or (step == 0 and len(self._looks) >= OPTIMIZERS):
             return []
         step += 1
         changing: dict[str, Seen] = {}

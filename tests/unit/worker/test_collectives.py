@@ -161,6 +161,24 @@ def _call_differently(folder: Path, rank: int) -> list[tuple[str, str]]:
     return told
 
 
+def test_torchs_default_device_makes_no_difference() -> None:
+    """What is compared first was made on that device, where a library may not be able to send it from."""
+    assert on_ranks(2, _call_with_a_default_device) == [([0, 1], 1, 1.0)] * 2
+
+
+def _call_with_a_default_device(folder: Path, rank: int) -> tuple[list[int], int, float]:
+    with world(folder, rank, 2, []) as formed:
+        collectives.current_world = lambda: formed
+        values = torch.ones(1)
+        with torch.device("meta"):
+            collectives.barrier()
+            return (
+                collectives.allgather_object(rank),
+                collectives.broadcast_object(rank, src=1),
+                collectives.allreduce(values).item(),
+            )
+
+
 def test_values_are_reduced_whatever_their_order_in_memory_their_type_and_nan() -> None:
     for found in on_ranks(2, _reduce_awkward_values):
         assert found["transposed"] == [[0.0, 2.0, 4.0], [6.0, 8.0, 10.0]]

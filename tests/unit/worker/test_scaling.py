@@ -92,6 +92,26 @@ def test_a_warm_up_takes_even_parts() -> None:
     assert [rates[0] for rates in training.steps(6)] == pytest.approx([0.125, 0.15, 0.175, 0.2, 0.2, 0.2])
 
 
+class Careful(torch.optim.SGD):
+    """Calls its base class's step, for which torch calls the hooks again once an SGD has been made."""
+
+    def step(self, closure: Any = None) -> Any:
+        """Step."""
+        return super().step(closure)
+
+
+def test_a_warm_up_counts_the_steps_of_a_subclass_that_calls_its_base_class_once() -> None:
+    weight = torch.nn.Parameter(torch.ones(1))
+    torch.optim.SGD([weight], lr=0.1)
+    optimizer = Careful([weight], lr=0.1)
+    scale_learning_rate(optimizer, warmup_steps=4)(4, 8)
+    rates = []
+    for _ in range(5):
+        optimizer.step()
+        rates.append(optimizer.param_groups[0]["lr"])
+    assert rates == pytest.approx([0.125, 0.15, 0.175, 0.2, 0.2])
+
+
 @given(st.lists(st.tuples(st.integers(1, 64), st.integers(0, 7)), min_size=1, max_size=8), st.sampled_from([1, 5]))
 @settings(deadline=None, max_examples=50)
 def test_resets_within_a_warm_up_end_at_the_rate_of_the_last_size(resets: list[tuple[int, int]], warmup: int) -> None:

@@ -10,6 +10,7 @@ so are weights that change without an optimizer (see ``unstepped.py``).
 from __future__ import annotations
 
 import copy
+import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from spark_elastic.checkpoint.skeleton import PLAIN, StateDict
 from spark_elastic.errors import HostsUpdatedInterrupt, SparkElasticError, WorkerLostError
 from spark_elastic.worker.job import current_job, present_world
 from spark_elastic.worker.module_registers import same_objects, stepped
+from spark_elastic.worker.optimizer_steps import is_of_base_class
 from spark_elastic.worker.state.inference import writing_to
 from spark_elastic.worker.state.keepers.copies import PartlyCopied
 from spark_elastic.worker.state.keepers.keeper import Content, Tell
@@ -39,7 +41,6 @@ from spark_elastic.worker.state.templates import (
     has_usual_state_dict,
     template_of,
 )
-from spark_elastic.worker.zero import is_part
 
 if TYPE_CHECKING:
     from spark_elastic.worker.world import World
@@ -60,7 +61,7 @@ class InPlace(PartlyCopied):
     def __init__(self) -> None:
         super().__init__()
         self._unstepped = UnsteppedWeights()
-        self.guard = StepGuard(check_world, self._unstepped.is_stepped)
+        self.guard = StepGuard(check_world, self._unstepped.is_uncopied)
 
     def template_of(
         self, value: Stateful, written: object, tensors: Sequence[torch.Tensor], start: int
@@ -86,7 +87,7 @@ class InPlace(PartlyCopied):
 
     def settle(self) -> None:
         super().settle()
-        self.guard.dirty = False
+        self.guard.settle()
         self._unstepped.settle()
 
     @property
@@ -135,10 +136,6 @@ def check_world() -> None:
             raise WorkerLostError(f"generation {world.generation} is broken")
 
 
-def _ignore(optimizer: torch.optim.Optimizer) -> None:
-    """Take the place of a guard that is gone."""
-
-
 def _optimizers_in(values: Mapping[str, object]) -> set[torch.optim.Optimizer]:
     return {value for value in find_objects(values).values() if isinstance(value, torch.optim.Optimizer)}
 
@@ -146,49 +143,60 @@ def _optimizers_in(values: Mapping[str, object]) -> set[torch.optim.Optimizer]:
 class StepGuard:
     """Watches optimizers: ``dirty`` says whether weights have changed since the last commit.
 
-    ``before_step`` is called before each step, and may raise to keep the weights unchanged. ``is_stepped`` tells whether a weight
-    is one that the optimizers of the last commit step. ``is_over``: the generation has been interrupted, so that a step comes
-    from code that has swallowed the interrupt.
+    ``before_step`` is called before each step, and may raise to keep the weights unchanged. ``is_uncopied`` tells whether the
+    last commit has no copy of a weight. ``is_over``: the generation has been interrupted, so that a step comes from code that
+    has swallowed the interrupt.
     """
 
-    def __init__(self, before_step: Callable[[], None], is_stepped: Callable[[torch.Tensor], bool]) -> None:
+    def __init__(self, before_step: Callable[[], None], is_uncopied: Callable[[torch.Tensor], bool]) -> None:
         self.dirty = self.is_over = False
-        self._before_step, self._is_stepped = before_step, is_stepped
-        # None before the first generation.
-        self._watched: set[torch.optim.Optimizer] | None = None
-        self._hooks: list[RemovableHandle] = []
+        self._before_step, self._is_uncopied = before_step, is_uncopied
+        # Whether an optimizer of the State has stepped since the last commit.
+        self._has_stepped = False
+        # Of the State's optimizers; None before the first generation.
+        self._hooks: dict[torch.optim.Optimizer, RemovableHandle] | None = None
 
     def begin(self, optimizers: set[torch.optim.Optimizer]) -> None:
         """Watch these optimizers, and any others that step weights of the last commit, in a new generation."""
         self.is_over = False
-        if self._watched is None:
-            self._watched = set()
-            look = weakref.WeakMethod(self._look_at_others)
-            others = register_optimizer_step_pre_hook(lambda optimizer, *_: (look() or _ignore)(optimizer))
-            weakref.finalize(self, others.remove)
+        if self._hooks is None:
+            self._hooks = {}
+            _guards.add(self)
+            _hook_all_steps()
         self.follow(optimizers)
 
     def follow(self, optimizers: set[torch.optim.Optimizer]) -> None:
         """Take these optimizers for those of the State from now on, if a generation has begun."""
-        if self._watched is None or optimizers == self._watched:
+        if self._hooks is None or (optimizers == self._hooks.keys() and all(map(self._watches, optimizers))):
             return
-        for hook in self._hooks:
+        for hook in self._hooks.values():
             hook.remove()
-        self._watched = optimizers
-        self._hooks = [optimizer.register_step_pre_hook(self._stepping) for optimizer in optimizers]
+        self._hooks = {optimizer: optimizer.register_step_pre_hook(self._step_of_own) for optimizer in optimizers}
 
-    def _look_at_others(self, optimizer: torch.optim.Optimizer) -> None:
-        """Watch one, too, that has been made since the last commit, or that one of the State calls."""
-        if self.dirty or self._watched is None or optimizer in self._watched or is_part(optimizer):
-            return
-        if any(map(self._is_stepped, stepped(optimizer))):
-            self._stepping(optimizer, (), {})
+    def settle(self) -> None:
+        """Note a new commit."""
+        self.dirty = self._has_stepped = False
 
-    def _stepping(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+    def look_at(self, optimizer: torch.optim.Optimizer) -> None:
+        """Watch an optimizer, too, that has been made since the last commit, or that one of the State calls."""
+        if not self.dirty and not self._watches(optimizer) and any(map(self._is_uncopied, stepped(optimizer))):
+            self._step()
+
+    def _watches(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether an optimizer of the State still has its hook, which it loses when it is set up anew by ``__init__``."""
+        hook = (self._hooks or {}).get(optimizer)
+        hooks = None if hook is None else hook.hooks_dict_ref()
+        return hook is not None and hooks is not None and hook.id in hooks
+
+    def _step_of_own(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+        if not is_of_base_class(optimizer):
+            self._step(is_own=True)
+
+    def _step(self, is_own: bool = False) -> None:
         job = current_job()
         if job is not None and job.finished:
             return  # no commit follows any more
-        if self.dirty:
+        if is_own and self._has_stepped:
             raise SparkElasticError(
                 'TorchState(commit="in_place") takes exactly one optimizer step for each commit(), and this is the second; '
                 'commit after each, or use commit="copy"'
@@ -197,6 +205,21 @@ class StepGuard:
             raise HostsUpdatedInterrupt
         self._before_step()
         self.dirty = True
+        self._has_stepped |= is_own
+
+
+_guards: weakref.WeakSet[StepGuard] = weakref.WeakSet()
+
+
+@functools.cache
+def _hook_all_steps() -> None:
+    """Have all guards look at all optimizers. A hook of each guard would change torch's hooks in mid-step as it is freed."""
+    register_optimizer_step_pre_hook(_look_at)
+
+
+def _look_at(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+    for guard in tuple(_guards):
+        guard.look_at(optimizer)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,18 +23,20 @@ class UnsteppedWeights:
     """Watches the unstepped weights of one State's modules, from commit to commit."""
 
     def __init__(self) -> None:
-        # The ids of the weights that optimizers step.
+        # The ids of the weights that optimizers step, and of all that the commit asked for last has no copy of.
         self._stepped: frozenset[int] = frozenset()
+        self._uncopied: set[int] = set()
         # By the ids of the modules, as users' modules may have no hash. Another thread may ask what has changed.
         self._modules: dict[int, _Watched] = {}
 
     def watch(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         """Take the present weights of these optimizers, and no others, for stepped ones."""
         self._stepped = frozenset(id(weight) for optimizer in optimizers for weight in stepped(optimizer))
+        self._uncopied = set(self._stepped)
 
-    def is_stepped(self, weight: torch.Tensor) -> bool:
-        """Whether those optimizers step a weight."""
-        return id(weight) in self._stepped
+    def is_uncopied(self, weight: torch.Tensor) -> bool:
+        """Whether the last commit has no copy of a weight."""
+        return id(weight) in self._uncopied
 
     def to_copy(self, module: torch.nn.Module, weights: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
         """Return those of a module's weights that the commit being made has to copy, uncopied, by their numbers."""
@@ -47,7 +49,10 @@ class UnsteppedWeights:
             watched = self._modules[id(module)] = _Watched(weakref.ref(module))
         watched.taken = watched.look(unstepped)
         watched.changes = watched.changes or watched.taken.differs_from(watched.held)
-        return {number: weight.detach() for number, weight in unstepped.items()} if watched.changes else {}
+        if watched.changes:
+            return {number: weight.detach() for number, weight in unstepped.items()}
+        self._uncopied.update(map(id, unstepped.values()))
+        return {}
 
     def settle(self) -> None:
         """Note that the commit for which weights were asked last is complete."""

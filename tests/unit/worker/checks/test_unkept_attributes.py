@@ -36,7 +36,6 @@ def told(
         sum(model(torch.randn(3, 2)).square().sum() for model in models).backward()
         texts += attributes.look(inner, lambda: shared, lambda: local or {})
         used.step(*[lambda: models[0](torch.ones(3, 2)).sum()] if isinstance(used, torch.optim.LBFGS) else [])
-        attributes.after_step()
         after_step()
     return texts
 
@@ -199,7 +198,6 @@ def test_modules_and_optimizers_are_told_of_once_each_in_all_generations() -> No
             model(torch.ones(1, 2)).sum().backward()
             texts += attributes.look(optimizer, lambda: {"model": model, "optimizer": optimizer}, dict)
             optimizer.step()
-            attributes.after_step()
         found.append(named(texts))
     assert found == [["state.model.value", "state.optimizer.calls"], []]
 
@@ -214,7 +212,6 @@ def test_an_optimizer_that_steps_at_every_third_step_is_looked_at_at_its_own_ste
             parameter.grad = torch.ones_like(parameter)
         texts += attributes.look(optimizer, lambda: {"seldom": seldom, "often": often}, dict)
         optimizer.step()
-        attributes.after_step()
     assert named(texts) == ["state.seldom.calls"]
 
 
@@ -231,7 +228,6 @@ def test_the_state_is_looked_at_only_at_the_first_steps_of_a_few_optimizers() ->
     attributes = UnkeptAttributes()
     for optimizer in optimizers * 20:
         attributes.look(optimizer, shared, dict)
-        attributes.after_step()
     assert looks == OPTIMIZERS * 2  # nothing has changed at the second
 
 

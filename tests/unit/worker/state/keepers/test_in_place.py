@@ -16,7 +16,7 @@ from spark_elastic.checkpoint.skeleton import StateDict
 from spark_elastic.errors import SparkElasticError, StateLostError, WorkerLostError
 from spark_elastic.protocol.messages import CommitId
 from spark_elastic.worker.ddp import DistributedDataParallel
-from spark_elastic.worker.state.keepers.in_place import InPlace
+from spark_elastic.worker.state.keepers.in_place import InPlace, _guards
 from spark_elastic.worker.state.objects import ObjectState
 from spark_elastic.worker.state.torch_state import TorchState
 
@@ -152,15 +152,109 @@ def test_optimizers_of_other_weights_are_none_of_its_business(stage: Stage) -> N
     assert state._commits.can_restore()
 
 
-def test_a_state_that_is_gone_watches_no_optimizers() -> None:
-    gc.collect()
-    before = len(optimizer._global_optimizer_pre_hooks)
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
+def test_the_first_step_of_weights_that_have_been_frozen_counts_also_by_an_optimizer_of_their_own(
+    stage: Stage, kind: type[torch.optim.Optimizer]
+) -> None:
+    """Of an embedding, a step changes only the rows that were looked up, which a look at some of its values misses."""
+    embedding, head = torch.nn.Embedding(1000, 16), torch.nn.Linear(16, 1)
+    model = DistributedDataParallel(torch.nn.Sequential(embedding, head))
+    state = TorchState(model=model, optimizer=torch.optim.SGD(head.parameters(), lr=0.1), commit="in_place")
+    stage.begin(state)
+    state.commit()
+    state.thawed = kind(embedding.parameters(), lr=0.1)
+    model(torch.tensor([3, 7])).sum().backward()
+    held = embedding.weight.clone()
+    stage.broken = True
+    with pytest.raises(WorkerLostError):
+        state.thawed.step()
+    assert torch.equal(embedding.weight, held)
+    stage.broken = False
+    state.thawed.step()
+    assert not torch.equal(embedding.weight, held)
+    assert not state._commits.can_restore()
+
+
+class Holder:
+    """Has an optimizer of which a State sees no more than a state dict."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the optimizer's."""
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load the optimizer's."""
+        self.optimizer.load_state_dict(state)
+
+
+def test_optimizers_that_objects_of_the_users_hold_step_beside_the_one_of_the_state(stage: Stage) -> None:
+    one, other = (DistributedDataParallel(torch.nn.Linear(1, 1)) for _ in range(2))
+    held = Holder(torch.optim.SGD(other.parameters(), lr=0.1))
+    optimizer = torch.optim.SGD(one.parameters(), lr=0.1)
+    state = TorchState(model=one, other=other, optimizer=optimizer, held=held, commit="in_place")
+    stage.begin(state)
+    for step in range(4):
+        (one(torch.ones(1, 1)) + other(torch.ones(1, 1))).sum().backward()
+        held.optimizer.step()
+        assert state._commits.can_restore() == (step > 0), (
+            "once they are known to change, a commit copies these weights"
+        )
+        optimizer.step()
+        assert not state._commits.can_restore()
+        state.commit()
+
+
+def test_an_optimizer_that_is_set_up_anew_is_watched_on(stage: Stage) -> None:
+    """Its hooks are gone then."""
     state = make()
-    state._begin(None)
-    assert len(optimizer._global_optimizer_pre_hooks) == before + 1
-    del state
+    stage.begin(state)
+    for _ in range(2):
+        state.optimizer.__init__(state.model.parameters(), lr=0.01)
+        step(state)
+        assert not state._commits.can_restore()
+        state.commit()
+
+
+class Careful(torch.optim.Adam):
+    """Calls its base class's step, for which torch calls the hooks again once an Adam has been made."""
+
+    def step(self, closure: Any = None) -> Any:
+        """Step."""
+        return super().step(closure)
+
+
+def test_the_step_of_a_subclass_that_calls_its_base_class_is_one_step(stage: Stage) -> None:
+    torch.optim.Adam([torch.nn.Parameter(torch.ones(1))])
+    state = make()
+    state.optimizer = Careful(state.model.parameters(), lr=0.1)
+    stage.begin(state)
+    for _ in range(2):
+        step(state)
+        state.commit()
+    step(state)
+    with pytest.raises(SparkElasticError, match="exactly one optimizer step"):
+        step(state)
+
+
+def test_a_state_that_is_gone_watches_no_optimizers_and_may_be_freed_within_a_step() -> None:
+    """Each State had a hook of its own, and freeing it while torch called the hooks ended the step of another."""
     gc.collect()
-    assert len(optimizer._global_optimizer_pre_hooks) == before
+    before = set(_guards)
+    gone, state = make(), make()
+    gone._begin(None)
+    state._begin(None)
+    assert len(_guards) == len(before) + 2
+    del gone
+    hook = optimizer.register_optimizer_step_pre_hook(lambda *_: gc.collect() and None)
+    optimizer._global_optimizer_pre_hooks.move_to_end(hook.id, last=False)
+    try:
+        step(state)
+    finally:
+        hook.remove()
+    assert set(_guards) - before == {state._keeper.guard}
 
 
 def test_a_world_that_breaks_after_the_step_does_not_keep_it_from_being_committed(stage: Stage) -> None:
