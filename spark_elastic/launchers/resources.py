@@ -53,6 +53,11 @@ class TaskResources:
         return cls(cpus, gpus, name=name)
 
     @classmethod
+    def of_session(cls, get: Setting) -> TaskResources:
+        """Return what the session's configuration gives to tasks."""
+        return cls(gpus=float(get("spark.task.resource.gpu.amount", "0") or 0) or None)
+
+    @classmethod
     def _of_profile(cls, profile: Any, name: str) -> TaskResources:
         try:
             task, executor = profile.taskResources, profile.executorResources
@@ -105,10 +110,14 @@ class TaskResources:
         if self.cpus and cores and self.cpus > cores:
             raise ValueError(f"{self.name} asks for {self.cpus:g} cores a task, but an executor has {cores}")
 
+    def cores(self, get: Setting) -> float:
+        """Return the cores of a task."""
+        return self.cpus or float(get("spark.task.cpus", "1") or 1)
+
     def slots_of_executor(self, get: Setting) -> int:
         """Return how many tasks an executor has room for at a time."""
         cores = self.executor_cpus or _whole(get("spark.executor.cores", "1"))
-        slots = int(cores / (self.cpus or float(get("spark.task.cpus", "1") or 1)))
+        slots = int(cores / self.cores(get))
         if self.gpus:
             gpus = self.executor_gpus or _whole(get("spark.executor.resource.gpu.amount", "0"))
             slots = min(slots, int(gpus / self.gpus))

@@ -8,6 +8,7 @@ import re
 import socket
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from spark_elastic.launchers.defaults import cores, fill_sizes
@@ -142,9 +143,9 @@ def default_sizes(
             raise ValueError(
                 "give max_np or num_proc: how many tasks with these resources the cluster has room for is not known to Spark"
             )
-        present = 0 if max_np is not None or resources is not None else _slots(session)
+        present = 0 if max_np is not None or resources is not None else task_slots(session)
         return fill_sizes(present, num_proc, min_np, max_np)
-    slots = (resources or TaskResources()).slots_of_executor(conf.get)
+    slots = (resources or TaskResources.of_session(conf.get)).slots_of_executor(conf.get)
     if max_np is None:
         limit = str(conf.get("spark.dynamicAllocation.maxExecutors", "infinity"))
         if limit.lower() in ("infinity", str(2**31 - 1)):
@@ -175,28 +176,34 @@ def parallelism(session: SparkSession | ConnectSession) -> int:
     return int(found.group(1))
 
 
-def _slots(session: SparkSession | ConnectSession) -> int:
-    """Return how many tasks Spark has cores for now, or a few more, if executors have cores that are left over."""
-    cpus = float(session.conf.get("spark.task.cpus", "1") or 1)
-    present = parallelism(session)
-    local = None if is_connect(session) else _slots_of_local_master(str(session.sparkContext.master), cpus)
-    return max(int(present / cpus) if local is None else min(present, local), 1)
+def task_slots(session: SparkSession | ConnectSession, resources: TaskResources | None = None) -> int:
+    """Return how many of our tasks Spark can run at a time now, at least 1.
+
+    Where ``spark.executor.cores`` is not set, that may be a few too many, if executors have cores or GPUs that are left over.
+    """
+    conf, present = session.conf, parallelism(session)
+    task = resources or TaskResources.of_session(conf.get)
+    local = None if is_connect(session) else _slots_of_local_master(str(session.sparkContext.master), conf, task)
+    if local is not None:
+        return max(min(present, local), 1)
+    cores = task.executor_cpus or _number(conf, "spark.executor.cores", 0)
+    executors, rest = divmod(present, cores) if cores else (0, present)
+    return max(executors * task.slots_of_executor(conf.get) + int(rest / task.cores(conf.get)), 1)
 
 
-def _slots_of_local_master(master: str, cpus: float) -> int | None:
-    """Return how many tasks of so many cores a local master runs at a time; None for other masters and ``local[*]``."""
-    found = re.fullmatch(r"local(?:\[(\d+)(?:, *\d+)?\])?|local-cluster\[ *(\d+) *, *(\d+) *,.*\]", master)
+def _slots_of_local_master(master: str, conf: RuntimeConfig | ConnectConfig, task: TaskResources) -> int | None:
+    """Return how many of these tasks a local master runs at a time; None for other masters and ``local[*]``."""
+    found = re.fullmatch(r"local(?:\[ *(\d+) *(?:, *\d+ *)?\])?|local-cluster\[ *(\d+) *, *(\d+) *,.*\]", master)
     if found is None:
         return None
     threads, executors, each = (int(number or 1) for number in found.groups())
-    return executors * int(threads * each / cpus)
+    return executors * replace(task, executor_cpus=threads * each).slots_of_executor(conf.get)
 
 
 def warn_of_too_few_cores(session: SparkSession, wanted: int, resources: TaskResources | None = None) -> None:
     """Say it if a job waits for more workers than a local master ever runs tasks at a time. Those of others may grow."""
     conf, master = session.conf, str(session.sparkContext.master)
-    cpus = (resources.cpus if resources else None) or float(conf.get("spark.task.cpus", "1") or 1)
-    slots = _slots_of_local_master(master, cpus)
+    slots = _slots_of_local_master(master, conf, resources or TaskResources.of_session(conf.get))
     if slots is not None and slots < wanted:
         logger.warning(
             "num_proc=%d workers are waited for, but %s runs %d %s at a time: lower num_proc and min_np, or give the session "

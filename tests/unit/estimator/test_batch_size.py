@@ -17,7 +17,7 @@ import pytest
 import torch
 from pyspark.sql.types import DoubleType, StructField, StructType
 
-from spark_elastic.estimator import Store, TorchEstimator, runs
+from spark_elastic.estimator import Store, TorchEstimator, runs, slots
 from spark_elastic.estimator.batch_size import (
     LEAST_ROWS,
     LEAST_SHARE,
@@ -248,6 +248,13 @@ def test_a_run_of_an_earlier_release_with_a_global_batch_is_the_same_run() -> No
 def test_fewer_workers_may_train_where_steps_do_not_depend_on_their_number_unless_the_param_says_no(
     params: dict[str, Any], adapts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert run_on_cores(make(verbose=0, **params), 4, tmp_path, monkeypatch)["adaptive_np"] is adapts
+
+
+def run_on_cores(
+    estimator: TorchEstimator, cores: int, folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: str
+) -> dict[str, Any]:
+    """Return how an estimator calls ``run`` for up to four workers on a cluster of so many cores."""
     given: dict[str, Any] = {}
 
     def run(*_: Any, **settings: Any) -> list[Any]:
@@ -255,12 +262,25 @@ def test_fewer_workers_may_train_where_steps_do_not_depend_on_their_number_unles
         return [Trained({}, {}, [])]
 
     monkeypatch.setattr("spark_elastic.run", run)
-    monkeypatch.setattr("spark_elastic.estimator.estimator.parallelism", lambda session: 4)
-    estimator = make(verbose=0, **params)
+    context = SimpleNamespace(master="yarn", defaultParallelism=cores)
+    session: Any = SimpleNamespace(conf=settings, sparkContext=context)
     plan: Any = SimpleNamespace(run_id="run", data=data_of(estimator))
-    session: Any = None
-    estimator._run(session, plan, Sizes(1, 4, 4), Store.create(tmp_path))
-    assert given["adaptive_np"] is adapts
+    estimator._run(session, plan, Sizes(1, 4, 4), Store.create(folder))
+    return given
+
+
+@pytest.mark.parametrize(
+    ("settings", "params"),
+    [({"spark.task.cpus": "2"}, {}), ({}, {"resourceProfile": {"cpus": 2}})],
+    ids=["of the session", "of the Param"],
+)
+def test_fits_side_by_side_share_the_tasks_that_there_is_room_for_and_not_the_cores(
+    settings: dict[str, str], params: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted in cores, a second fit was granted tasks that the first one held, and its start timed out."""
+    with slots.ledger.slots(3, 3, 4):
+        estimator = make(verbose=0, **params)
+        assert run_on_cores(estimator, 8, tmp_path, monkeypatch, **settings)["max_np"] == 1
 
 
 def test_a_balance_is_refused_for_a_run_that_goes_on_with_the_batch_size_of_workers() -> None:

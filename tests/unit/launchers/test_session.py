@@ -41,6 +41,7 @@ def test_without_dynamic_allocation_they_are_the_clusters_cores() -> None:
         ("local[9]", 9, 2),
         ("local[9]", 1, 1),
         ("local[*]", 8, 2),
+        ("local[9 ,2]", 9, 2),
         ("local-cluster[2,6,1024]", 12, 2),
     ],
 )
@@ -49,6 +50,29 @@ def test_where_a_task_takes_several_cores_there_are_as_many_workers_as_tasks(
 ) -> None:
     """As many as cores were waited for, which never came."""
     assert default_sizes(session(cores, master, spark_task_cpus="4"), None, None, None) == (slots, slots, slots)
+
+
+@pytest.mark.parametrize(
+    ("present", "settings", "slots"),
+    [
+        (12, {"executor_cores": "3", "task_cpus": "2"}, 4),
+        (40, {"executor_cores": "5", "task_cpus": "3"}, 8),
+        (2, {"executor_cores": "8", "task_cpus": "2"}, 1),
+        (16, {"executor_cores": "8", "executor_resource_gpu_amount": "2", "task_resource_gpu_amount": "1"}, 4),
+        (16, {"executor_cores": "8", "executor_resource_gpu_amount": "1", "task_resource_gpu_amount": "0.25"}, 8),
+    ],
+)
+def test_cores_that_an_executor_has_left_over_and_those_without_a_gpu_are_no_workers(
+    present: int, settings: dict[str, str], slots: int
+) -> None:
+    spark = session(present, **{f"spark_{key}": value for key, value in settings.items()})
+    assert default_sizes(spark, None, None, None) == (slots, slots, slots)
+
+
+def test_with_dynamic_allocation_the_sessions_gpus_count_too() -> None:
+    gpus = {"spark_executor_resource_gpu_amount": "1", "spark_task_resource_gpu_amount": "1"}
+    limits = {"spark_dynamicAllocation_minExecutors": "1", "spark_dynamicAllocation_maxExecutors": "5"}
+    assert default_sizes(session(**DYNAMIC, **limits, **gpus), None, None, None) == (1, 1, 5)
 
 
 def test_what_is_given_stays() -> None:
