@@ -29,8 +29,8 @@ RESUMES = "spark_elastic.checkpoint"
 # Characters that MLflow does not take in the name of a metric, and how many characters it takes.
 _REFUSED = re.compile(r"[^\w\-./: ]")
 _LONGEST = 250
-# The fewest characters to which releases of MLflow cut the value of a param.
-_SHORTEST_CUT = 250
+# To how many characters releases of MLflow cut the value of a param.
+_CUTS = (250, 500, 6000)
 RUN_ID = "spark_elastic.run_id"
 ERROR = "spark_elastic.error"
 # How the names of the job's own numbers begin. The others are reported by its function.
@@ -144,12 +144,7 @@ class MLflowLogger(Logger):
         self._run = run.info.run_id
         known = run.data.params
         _log_params(client, self._run, {key: value for key, value in self.params.items() if key not in known})
-        # MLflow cuts long values.
-        differ = [
-            key
-            for key, value in self.params.items()
-            if key in known and known[key] != str(value)[: max(len(known[key]), _SHORTEST_CUT)]
-        ]
+        differ = [key for key, value in self.params.items() if key in known and not _is_kept(known[key], str(value))]
         if differ:
             logger.warning(
                 "MLflow run %s keeps the values of params that it has, which differ: %s", self._run, ", ".join(differ)
@@ -284,6 +279,11 @@ def new_mlflow_run(
 def _log_params(client: MlflowClient, run: str, params: Mapping[str, object]) -> None:
     for key, value in params.items():
         client.log_param(run, key, value)
+
+
+def _is_kept(known: str, value: str) -> bool:
+    """Whether what MLflow has of a param is this value, or what it keeps of one so long."""
+    return known == value or (len(known) in _CUTS and value.startswith(known))
 
 
 def _quoted(text: str) -> str:

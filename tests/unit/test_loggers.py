@@ -139,15 +139,16 @@ def test_params_are_logged_to_a_run_that_goes_on_and_those_that_it_has_stay(
     named = client.create_run(client.create_experiment("flights")).info.run_id
     client.log_param(named, "by", "hand")
     long = {"prompt": "very " * 2000}  # MLflow keeps its beginning
-    for params in ({"lr": 0.1, "epochs": 5, **long}, {"lr": 0.1, "epochs": 9, "seed": 3, **long}):
+    before = {"lr": 0.1, "epochs": 5, "grown": "x" * 300, **long}
+    for params in (before, {**before, "epochs": 9, "seed": 3, "grown": "x" * 400}):
         logger = mlflow(client, run_id=named, params=params)
         logger.start(None)
         logger.finish(None)
     found = client.get_run(named).data.params
     assert long["prompt"].startswith(found.pop("prompt"))
-    assert found == {"by": "hand", "lr": "0.1", "epochs": "5", "seed": "3"}
+    assert found == {"by": "hand", "lr": "0.1", "epochs": "5", "seed": "3", "grown": "x" * 300}
     assert [record.getMessage() for record in caplog.records if record.name == "spark_elastic"] == [
-        f"MLflow run {named} keeps the values of params that it has, which differ: epochs"
+        f"MLflow run {named} keeps the values of params that it has, which differ: epochs, grown"
     ]
 
 

@@ -13,6 +13,7 @@ from spark_elastic._urls import without_file_scheme
         ("file:///x/a%20b", "/x/a b"),
         ("file:/x", "/x"),
         ("file://localhost/x", "/x"),
+        ("file:localhost/x", "localhost/x"),
         ("/x/a%20b", "/x/a%20b"),
         ("s3://bucket/x", "s3://bucket/x"),
         ("simplecache::file:///x", "simplecache::file:///x"),

@@ -31,8 +31,8 @@ def replaced_settings(live: Mapping[str, object], saved: Mapping[str, object]) -
     known = {value.optimizer: name for name, value in schedulers.items()}
     new = {value.optimizer for value in new_schedulers.values()} - known.keys()
     found = [
-        f"state.{name} is new to it, and the learning rate that it has prepared is gone: state.{known[value.optimizer]} goes "
-        "on with the saved one"
+        f"state.{name} is new to it and goes on from the rate that state.{known[value.optimizer]} has there: one that it has "
+        "set as it was made, such as the first of a warm-up, is gone"
         for name, value in new_schedulers.items()
         if value.optimizer in known
         if any(group["lr"] != group.get("initial_lr", group["lr"]) for group in value.optimizer.param_groups)

@@ -120,7 +120,8 @@ def test_a_new_scheduler_whose_first_rate_is_lost_to_one_that_goes_on_is_told(ma
     kept = saved(live)
     live["warm"] = lr_scheduler.LinearLR(live["optimizer"], 0.1 if makes_rate else 1.0, total_iters=4)
     told = [
-        "state.warm is new to it, and the learning rate that it has prepared is gone: state.scheduler goes on with the saved one"
+        "state.warm is new to it and goes on from the rate that state.scheduler has there: one that it has set as it was made, "
+        "such as the first of a warm-up, is gone"
     ]
     assert replaced_settings(live, kept) == (told if makes_rate else [])
 
