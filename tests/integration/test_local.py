@@ -116,7 +116,7 @@ def listeners(port: int) -> list[int | None]:
 
 
 def of_this_test(pids: list[int | None], folder: Path) -> list[int | None]:
-    """Return those of the processes that name the test's folder, or do not tell: another program may be given a port anew."""
+    """Return those of the processes that name the test's folder, and those unknown: another program may be given a port anew."""
 
     def names_it(pid: int | None) -> bool:
         if pid is None:
@@ -124,7 +124,7 @@ def of_this_test(pids: list[int | None], folder: Path) -> list[int | None]:
         try:
             process = psutil.Process(pid)
             return any(str(folder) in word for word in (*process.cmdline(), process.cwd()))
-        except psutil.NoSuchProcess:
+        except psutil.Error:  # it has ended, or is another user's
             return False
 
     return [pid for pid in pids if names_it(pid)]
