@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import random
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from simulation.world import threads
 from simulation.world.gpu import GpuCopy
@@ -191,14 +193,15 @@ class Optimizer(torch.optim.Optimizer):
         self.param_groups: list[Any] = []
         self.state: Any = {}
         self._model = model
-        self._hooks: list[Any] = []
+        self._hooks: OrderedDict[int, Any] = OrderedDict()
 
-    def register_step_pre_hook(self, hook: Any) -> Any:
-        self._hooks = [hook]
-        return _NoHandle
+    def register_step_pre_hook(self, hook: Any) -> RemovableHandle:
+        handle = RemovableHandle(self._hooks)
+        self._hooks[handle.id] = hook
+        return handle
 
     def step(self, weights: int) -> None:  # type: ignore[override]
-        for hook in self._hooks:
+        for hook in self._hooks.values():
             hook(self, (), {})
         self._model.weights = weights
 
@@ -229,11 +232,6 @@ class DividedOptimizer(ZeroRedundancyOptimizer):
             raise SparkElasticError(f"the optimizer knows {known} of {len(self.state)} parameters, not {len(mine)}")
         self.state.update({parameter: {"known": torch.full_like(parameter, weights)} for parameter in mine})
         self._model.weights = weights
-
-
-class _NoHandle:
-    @staticmethod
-    def remove() -> None: ...
 
 
 class _Pace(Pace):

@@ -67,8 +67,8 @@ class BestKept:
 
     @property
     def are_none(self) -> bool:
-        """Whether no checkpoint is known to be kept. Reads nothing."""
-        return not self._scores
+        """Whether no checkpoint is kept. Raises what ``read`` raises."""
+        return not self._known()
 
     def takes(self, name: CheckpointName, value: float) -> bool:
         """Whether a checkpoint with this value is one of the best, or better than its own previously reported value."""

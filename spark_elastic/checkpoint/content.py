@@ -201,7 +201,7 @@ def _maps_names(names: object) -> bool:
 
 def _describes_steppers(steppers: dict[str, Any]) -> bool:
     groups = [group for each in steppers.values() for group in each.get("parameters", [])]
-    kinds = [each["kind"] for each in steppers.values()]
+    kinds = [kind for each in steppers.values() for kind in (each["kind"], *each.get("parts", []))]
     return all(isinstance(kind, str) for kind in kinds) and all(
         name is None or isinstance(name, str) for group in groups for name in group
     )

@@ -255,11 +255,18 @@ class CheckpointWriter:
                 else "finds none of this run"
             )
             logger.warning("the job's last commit could not be written to %s; the next run %s", self._name, then)
-        if self._best is not None and self._best.are_none and not is_over():
+        if self._best is not None and self._keeps_no_best(self._best) and not is_over():
             text = (
                 "no checkpoint of %s is kept as the best: rank 0 gave state.report no finite %s that could be compared"
             )
             logger.warning(text, self._name, self._best.metric.name)
+
+    def _keeps_no_best(self, best: BestKept) -> bool:
+        try:
+            return best.are_none
+        except Exception as error:
+            logger.debug("the scores in %s could not be read: %s", self._name, self._told(error))
+            return False
 
     def wait(self, is_over: Callable[[], bool]) -> None:
         """Wait until no write is in progress, or ``is_over()``, or no piece has been written for ``STALL_SECONDS``."""

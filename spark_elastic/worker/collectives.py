@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import pickle
 from typing import TypeVar, cast
 
@@ -16,7 +17,8 @@ from spark_elastic.errors import TrainingCodeError
 from spark_elastic.worker.backends.backend import DTYPES
 from spark_elastic.worker.checks.manual_averaging import reductions
 from spark_elastic.worker.context import current_world
-from spark_elastic.worker.world import translated_errors
+from spark_elastic.worker.shards.loops import loops
+from spark_elastic.worker.world import World, translated_errors
 
 T = TypeVar("T")
 
@@ -60,7 +62,7 @@ def allreduce(tensor: torch.Tensor, op: str = "mean") -> torch.Tensor:
             "the sum of bools is a number, which no bool can hold; convert the tensor to int64, or use op='max'"
         )
     _check_kind(tensor, op)
-    world = current_world()
+    world = _world_for("allreduce()")
     reductions.note(tensor.numel())
     if world is None or world.size == 1:
         return tensor.detach().clone()
@@ -83,6 +85,18 @@ def allreduce(tensor: torch.Tensor, op: str = "mean") -> torch.Tensor:
     if op == "mean":
         result /= world.size
     return result.to(tensor.dtype)
+
+
+def _world_for(call: str) -> World | None:
+    """Return the world for a call of this module. Raises ``TrainingCodeError`` where other ranks would wait for it in vain."""
+    world = current_world()
+    if world is not None and world.process != os.getpid():
+        raise TrainingCodeError(
+            f"{call} came in another process than the worker's, such as one of a DataLoader with num_workers, and only the "
+            "worker's is connected to the other ranks. Call it in the training loop, and give the process what it returns"
+        )
+    loops.refuse(f"{call} came")
+    return world
 
 
 def _check_kind(tensor: torch.Tensor, op: str) -> None:
@@ -132,7 +146,7 @@ def allgather_object(obj: T) -> list[T]:
     The call blocks until all ranks have called it. If they call another function of these instead, it raises
     ``TrainingCodeError`` on all ranks.
     """
-    world = current_world()
+    world = _world_for("allgather_object()")
     if world is None or world.size == 1:
         return [obj]
     packed = dumps_for_peers(obj)
@@ -149,7 +163,7 @@ def broadcast_object(obj: T, src: int = 0) -> T:
     The call blocks until all ranks have called it. If they give different ``src``, or call another function of these instead, it
     raises ``TrainingCodeError`` on all ranks.
     """
-    world = current_world()
+    world = _world_for("broadcast_object()")
     size = 1 if world is None else world.size
     if not 0 <= whole_number("src", src) < size:
         raise ValueError(f"src must be a rank from 0 to {size - 1}, not {src!r}")
@@ -166,7 +180,7 @@ def broadcast_object(obj: T, src: int = 0) -> T:
 
 def barrier() -> None:
     """Wait until all ranks have called this function."""
-    world = current_world()
+    world = _world_for("barrier()")
     if world is not None and world.size > 1:
         with translated_errors(world):
             _check_equal_calls("barrier", world.size)  # no rank returns before all have begun it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -35,6 +36,8 @@ class World:
         runtime: Runtime = REAL_RUNTIME,
     ) -> None:
         self._control = control
+        # The one of this process, in which alone its connections work: a process that is forked from it has only copies.
+        self.process = os.getpid()
         self.generation = order.generation
         self.members = order.members
         self.previous_size = order.previous_size

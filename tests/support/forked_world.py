@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -78,6 +79,7 @@ def world(
     """A generation of this process: torch's default group, and models in it."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/{generation}", rank=rank, world_size=size)
     formed: Any = SimpleNamespace(
+        process=os.getpid(),
         rank=rank,
         size=size,
         generation=generation,

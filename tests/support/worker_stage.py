@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -41,6 +42,8 @@ class Stage:
         # What a donor sends when the next generation begins.
         self.arriving: Any = None
         self.told: bytes | None = None
+        # What other ranks give to the store as a generation begins.
+        self.gathered: list[bytes] = []
         self._pending: list[int] | None = None
         # What this rank has said at the commits that had an exchange.
         self.exchanged: list[list[int]] = []
@@ -70,6 +73,7 @@ class Stage:
         self._pending, self.broken, self.aborted = None, False, False
         self.world = SimpleNamespace(
             generation=self.control.generation,
+            process=os.getpid(),
             members=members,
             me=members[rank],
             rank=rank,
@@ -87,7 +91,7 @@ class Stage:
             can_restore_if=lambda condition: None,
             watch=lambda copy: World.watch(self.world, copy),
             wait_for=lambda copy: World.wait_for(self.world, copy),
-            store=SimpleNamespace(),
+            store=SimpleNamespace(gather=lambda key, value, size: (value, *self.gathered)),
             group=SimpleNamespace(
                 runs_ahead=True, is_broken=lambda: self.broken, abort=lambda: setattr(self, "broken", True)
             ),

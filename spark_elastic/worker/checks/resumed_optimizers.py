@@ -6,7 +6,7 @@ their order.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypedDict
 
 import torch
@@ -25,6 +25,8 @@ class Stepper(TypedDict, total=False):
     """What a checkpoint says about an optimizer or a scheduler besides its state."""
 
     kind: str
+    # For a scheduler that consists of others, the kinds of these.
+    parts: list[str]
     # For an optimizer, the names of its parameters in each group; None for one that is in no module of the State.
     parameters: list[list[str | None]]
 
@@ -37,10 +39,20 @@ def describe_steppers(objects: Mapping[str, Stateful]) -> dict[str, Stepper]:
         if isinstance(value, torch.optim.Optimizer):
             kind = value.plain_class if isinstance(value, ZeroRedundancyOptimizer) else type(value)
             groups = [[each and plain_name(each) for each in group] for group in stepped_names(value, names)]
-            found[name] = {"kind": f"{kind.__module__}.{kind.__qualname__}", "parameters": groups}
+            found[name] = {"kind": _name_of(kind), "parameters": groups}
         elif isinstance(value, LRScheduler):
-            found[name] = {"kind": f"{type(value).__module__}.{type(value).__qualname__}"}
+            found[name] = {"kind": _name_of(type(value)), "parts": list(_kinds_of_parts(value))}
     return found
+
+
+def _kinds_of_parts(scheduler: LRScheduler) -> Iterator[str]:
+    for part in getattr(scheduler, "_schedulers", ()):
+        yield _name_of(type(part))
+        yield from _kinds_of_parts(part)
+
+
+def _name_of(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def check_steppers(live: Mapping[str, object], saved: Mapping[str, object], described: Mapping[str, Stepper]) -> None:
@@ -51,18 +63,30 @@ def check_steppers(live: Mapping[str, object], saved: Mapping[str, object], desc
     kept, objects = dict(leaves(saved)), find_objects(live)
     steppers, names = describe_steppers(objects), names_of_parameters(objects)
     for name in steppers.keys() & described.keys():
-        _check_kind(name, steppers[name]["kind"], described[name]["kind"])
+        here, there = steppers[name], described[name]
+        _check_kind(name, here["kind"], there["kind"])
+        if here["kind"] == there["kind"] and "parts" in there:  # earlier releases have not noted them
+            _check_parts(name, here.get("parts", []), there["parts"])
         optimizer = objects[name]
         if isinstance(optimizer, torch.optim.Optimizer) and not _is_empty(kept.get(name)):
-            there = [each for group in described[name].get("parameters", []) for each in group]
-            here = [set(map(plain_name, names.get(id(parameter), ()))) for parameter in stepped(optimizer)]
-            _check_order(name, here, there, set().union(*(map(plain_name, each) for each in names.values())))
+            saved_names = [each for group in there.get("parameters", []) for each in group]
+            own_names = [set(map(plain_name, names.get(id(parameter), ()))) for parameter in stepped(optimizer)]
+            _check_order(name, own_names, saved_names, set().union(*(map(plain_name, each) for each in names.values())))
 
 
 def _check_kind(name: str, here: str, saved: str) -> None:
     if here != saved and all(kind.startswith("torch.optim.") for kind in (here, saved)):
         ours, theirs = (kind.rpartition(".")[2] for kind in (here, saved))
         raise SparkElasticError(f"the saved state of state.{name} is that of {theirs}, and it is {ours} here")
+
+
+def _check_parts(name: str, here: Sequence[str], saved: Sequence[str]) -> None:
+    """Raise if a scheduler consists of others here."""
+    if len(here) != len(saved):
+        ours, theirs = (", ".join(kind.rpartition(".")[2] for kind in kinds) for kinds in (here, saved))
+        raise SparkElasticError(f"state.{name} was saved with {theirs} in it, and has {ours} here")
+    for number, (mine, kept) in enumerate(zip(here, saved, strict=True)):
+        _check_kind(f"{name}._schedulers[{number}]", mine, kept)
 
 
 def _check_order(place: str, here: Sequence[set[str]], saved: Sequence[str | None], known: set[str]) -> None:

@@ -7,6 +7,8 @@ is put back.
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -20,7 +22,7 @@ _SCHEDULED = {"lr", "momentum", "betas", "max_lr", "min_lr", "max_momentum", "ba
 _PREPARED = _SCHEDULED | {"initial_lr"}
 # Attributes of schedulers that record progress.
 _COUNTED = {"base_lrs", "best", "cooldown_counter", "last_epoch", "num_bad_epochs", "T_cur", "T_i"}
-_COMPARED = (bool, int, float, str, tuple, list)
+_COMPARED = (bool, int, float, str, tuple, list, type(None))
 
 Setting = tuple[str, object, object]  # its name, the value here, and the saved value
 
@@ -37,13 +39,14 @@ def replaced_settings(live: Mapping[str, object], saved: Mapping[str, object]) -
         if value.optimizer in known
         if any(group["lr"] != group.get("initial_lr", group["lr"]) for group in value.optimizer.param_groups)
     ]
-    for name, value in live.items():
-        kept = saved.get(name)
-        if isinstance(kept, StateDict) and isinstance(kept.content, Mapping):
+    contents = {name: kept.content for name, kept in leaves(saved) if isinstance(kept, StateDict)}
+    for name, value in find_objects(live).items():
+        kept = contents.get(name)
+        if isinstance(kept, Mapping):
             found += [
                 f"state.{name} has {setting}={theirs!r} as saved, not {ours!r} as given here"
-                for setting, ours, theirs in map(_plain, _settings(value, kept.content))
-                if isinstance(ours, _COMPARED) and isinstance(theirs, _COMPARED) and ours != theirs
+                for setting, ours, theirs in map(_plain, _settings(value, kept))
+                if isinstance(ours, _COMPARED) and isinstance(theirs, _COMPARED) and _differ(ours, theirs)
                 if not (value in known and setting in _SCHEDULED) and not (value in new and setting in _PREPARED)
             ]
     return found
@@ -106,12 +109,23 @@ def _schedulers(
 
 
 def _plain(setting: Setting) -> Setting:
-    """Return it with numbers in place of tensors of one."""
+    """Return it with numbers in place of tensors of one, and lists in place of counters, as schedulers have of milestones."""
     name, *values = setting
-    ours, theirs = (
-        value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value for value in values
-    )
+    ours, theirs = map(_plain_value, values)
     return name, ours, theirs
+
+
+def _plain_value(value: object) -> object:
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        return value.item()
+    return sorted(value.elements()) if isinstance(value, Counter) else value
+
+
+def _differ(ours: object, theirs: object) -> bool:
+    """Whether two values are different ones. A tensor holds a number less precisely than a setting."""
+    if isinstance(ours, float) and isinstance(theirs, float):
+        return not math.isclose(ours, theirs, rel_tol=1e-6)
+    return ours != theirs
 
 
 def _settings(value: object, kept: Mapping[str, object]) -> Iterator[Setting]:
@@ -124,5 +138,10 @@ def _settings(value: object, kept: Mapping[str, object]) -> Iterator[Setting]:
     elif isinstance(value, LRScheduler):
         here = value.state_dict()
         yield from (
-            (key, here[key], kept[key]) for key in here.keys() & kept.keys() - _COUNTED if not key.startswith("_")
+            (key.lstrip("_"), here[key], kept[key])
+            for key in here.keys() & kept.keys() - _COUNTED
+            if not key.startswith("_") or key == "_milestones"
         )
+        parts = zip(getattr(value, "_schedulers", ()), kept.get("_schedulers", ()), strict=False)  # type: ignore[call-overload]
+        for number, (part, of_part) in enumerate(parts):
+            yield from ((f"schedulers[{number}].{key}", ours, theirs) for key, ours, theirs in _settings(part, of_part))

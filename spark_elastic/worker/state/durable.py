@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import msgspec
 
 from spark_elastic.checkpoint.parts import file_of
 from spark_elastic.errors import SparkElasticError
@@ -19,6 +21,10 @@ if TYPE_CHECKING:
     from spark_elastic.worker.state.commits import Commits
 
 
+# A rank, and what it knows of the score of the commit from which a generation continues: the commit that got it, and the value.
+_Told: TypeAlias = tuple[int, tuple[CommitId, float] | None]
+
+
 class Durable:
     """The durable checkpoints of one state. Used by the user's thread.
 
@@ -28,7 +34,7 @@ class Durable:
 
     def __init__(self, commits: Commits) -> None:
         self._commits = commits
-        # The commit for whose weights a value was reported, the value, and the last commit of the same weights.
+        # The commit for whose weights a value was reported with the value, and the last commit of the same weights.
         self._scored: tuple[CommitId, float] | None = None
         self._still_scored: CommitId | None = None
         self.enter()
@@ -87,16 +93,23 @@ class Durable:
         value = metrics[metric.name]
         if isinstance(value, str):
             raise TypeError(f"report({metric.name}=…) has to be a number, because of checkpoint_best={metric.name!r}")
-        if self._scores.reported(float(value), state._optimizer_steps()):
-            self._score(state, job.checkpoints, world, float(value))
+        number = float(value.item() if hasattr(value, "item") else value)
+        if self._scores.reported(number, state._optimizer_steps()):
+            self._score(state, job.checkpoints, world, number)
 
     def score_again(self, state: State, checkpoints: CheckpointWriter, world: World) -> None:
-        """Score the commit from which this generation continues, in case the previous rank 0 did not write its score."""
-        if world.rank != 0 or self._scored is None:
+        """Score the commit from which this generation continues, in case the previous rank 0 has not.
+
+        That may be lost, or may not have come to its report, if others were ahead and the commit is theirs. All ranks call this.
+        """
+        if checkpoints.metric is None or world.newest_commit is None:
             return
-        commit, value = self._scored
-        if self._still_scored == world.newest_commit and not checkpoints.has_score(commit):
-            self._score(state, checkpoints, world, value)
+        mine = self._scored if self._still_scored == world.newest_commit else None
+        told = msgspec.msgpack.encode((world.rank, mine))
+        everybody = [msgspec.msgpack.decode(each, type=_Told) for each in world.store.gather("score", told, world.size)]
+        found = next((scored for _, scored in sorted(everybody) if scored is not None), None)
+        if world.rank == 0 and found is not None and not checkpoints.has_score(found[0]):
+            self._score(state, checkpoints, world, found[1])
 
     def finish(self, state: State, checkpoints: CheckpointWriter, world: World) -> None:
         """Make the last commit of the job durable.

@@ -121,7 +121,7 @@ class Loading:
             self._load_stateful(present, kept, name)
             return present
         if isinstance(kept, torch.Tensor):
-            return self._load_tensor(target, kept)
+            return self._load_tensor(target, kept, name)
         kind: Any = type(kept)
         if isinstance(kept, Enum):
             return _member_here(present, kept)
@@ -154,7 +154,12 @@ class Loading:
         copies: dict[int, object] = {}
         load_state_dict(target, map_tree(lambda value: _own(value, copies), kept.content))
 
-    def _load_tensor(self, target: Any, kept: torch.Tensor) -> torch.Tensor:
+    def _load_tensor(self, target: Any, kept: torch.Tensor, name: str) -> torch.Tensor:
+        if not self._is_own and _is_learned(target) and _form(target) != _form(kept):
+            raise SparkElasticError(
+                f"state.{name} is learned, and was saved as {_form(kept)}, and is {_form(target)} here: an optimizer would go on "
+                "with a tensor that is no longer in the State"
+            )
         if id(target) in self._filled or not fits(target, kept):
             return kept.clone()
         self._filled.add(id(target))
@@ -185,6 +190,14 @@ class Loading:
         self._filled.add(id(target))
         _fill(target, loaded)
         return target
+
+
+def _is_learned(target: object) -> bool:
+    return isinstance(target, torch.Tensor) and (target.requires_grad or isinstance(target, torch.nn.Parameter))
+
+
+def _form(tensor: torch.Tensor) -> str:
+    return f"{tensor.dtype} of shape {list(tensor.shape)}"
 
 
 def _member_here(present: object, kept: Enum) -> Enum:

@@ -298,11 +298,12 @@ class ObjectState(State):
                 raise StateLostError(f'commit="{self._keeper.name}": {why}, and {self._keeper.remedy}')
             return 0
         present = self._values(shared=True)
-        replaced, dropped = replaced_settings(present, saved.objects), dropped_objects(present, saved.objects)
-        prepared = PreparedGroups(present, saved.objects)
+        objects = {name: value for name, value in saved.objects.items() if name not in self._local}
+        replaced, dropped = replaced_settings(present, objects), dropped_objects(present, objects)
+        prepared = PreparedGroups(present, objects)
         try:
-            check_steppers(present, saved.objects, saved.steppers)
-            self._load(saved.objects, saved.rebound, saved.same)
+            check_steppers(present, objects, saved.steppers)
+            self._load(objects, saved.rebound, saved.same)
             prepared.put_back()
         except Exception as error:
             misfit = f"checkpoint {saved.name} does not fit this state: {error}; give another checkpoint= to start over"

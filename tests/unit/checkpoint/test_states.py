@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy
 import pytest
 import torch
@@ -66,12 +67,62 @@ def commit(stage: Stage, state: Any) -> None:
     stage.checkpoints.wait(lambda: False)
 
 
+class Counting:
+    """Counts, and has a state dict."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the count."""
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Set the count."""
+        self.count = state["count"]
+
+
 class Progress:
     def __init__(self, count: int) -> None:
         self.count = count
 
 
 # ---------------------------------------------------------------- a run that goes on
+
+
+@pytest.mark.parametrize("make", [lambda: "plain", lambda: Counting()], ids=["a value", "an object"])
+def test_what_the_script_has_made_each_ranks_own_is_not_restored(stage: Stage, url: str, make: Any) -> None:
+    """Rank 0 alone began with what the checkpoint has."""
+    first = new_run(stage, url, ObjectState(epoch=3, tag=make()))
+    if isinstance(first.tag, Counting):
+        first.tag.count = 5
+    else:
+        first.tag = "saved"
+    commit(stage, first)
+    again = new_run(stage, url, ObjectState(epoch=0, local={"tag": make()}))
+    assert again.epoch == 3
+    assert again.tag == "plain" or again.tag.count == 0
+
+
+@pytest.mark.parametrize(
+    ("form", "told"),
+    [((5, torch.float32), "of shape [5] here"), ((3, torch.float64), "torch.float64 of shape [3] here")],
+)
+def test_a_learned_tensor_of_another_form_is_refused(
+    stage: Stage, url: str, form: tuple[int, torch.dtype], told: str
+) -> None:
+    """The State went on with the saved one, and the optimizer with the script's, of which no checkpoint was written."""
+
+    def state(length: int, dtype: torch.dtype) -> TorchState:
+        prompt = torch.nn.Parameter(torch.zeros(length, dtype=dtype))
+        return TorchState(prompt=prompt, optimizer=torch.optim.SGD([prompt], lr=0.1))
+
+    commit(stage, new_run(stage, url, state(3, torch.float32)))
+    with pytest.raises(
+        CheckpointError, match=r"state\.prompt is learned, .* torch.float32 of shape \[3\], and"
+    ) as error:
+        new_run(stage, url, state(*form))
+    assert told in str(error.value)
 
 
 def test_a_new_run_goes_on_from_the_last_commit(stage: Stage, url: str) -> None:
@@ -375,7 +426,7 @@ def test_a_metric_is_about_the_last_commit_unless_an_optimizer_has_stepped_since
     assert torch.equal(best_weight(stage, url), at_commit)
 
     step(state)
-    state.report(val_loss=torch.tensor(2.0))
+    state.report(val_loss=numpy.array([2.0]))
     assert torch.equal(best_weight(stage, url), at_commit)
     state.commit()
     assert torch.equal(best_weight(stage, url), values(state)[0])
@@ -409,6 +460,19 @@ def test_a_survivor_writes_the_best_also_from_a_later_commit_of_the_same_weights
     best = values(state)[0]
     stage.begin(state)  # as rank 0, which is lost before it has written anything
     assert torch.equal(best_weight(stage, url), best)
+
+
+def test_rank_0_writes_the_best_of_a_commit_for_which_only_others_have_reported(stage: Stage, url: str) -> None:
+    """They were ahead when a further rank was lost, and the best weights were kept by nobody."""
+    state = best_run(stage, url, trained())
+    DistributedDataParallel(state.model)
+    step(state)
+    state.commit()
+    best = values(state)[0]
+    stage.gathered = [msgspec.msgpack.encode((rank, (stage.control.commit, float(rank)))) for rank in (2, 1)]
+    stage.begin(state)
+    assert torch.equal(best_weight(stage, url), best)
+    assert [json.loads(path.read_text())["value"] for path in Path(url).glob("*/score.json")] == [1.0]
 
 
 @pytest.mark.parametrize("rank_0_before", [True, False])

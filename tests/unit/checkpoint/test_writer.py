@@ -221,6 +221,17 @@ def test_no_number_is_no_score(job: Job, value: float, caplog: pytest.LogCapture
     assert "gave state.report no finite val_loss" in caplog.text
 
 
+def test_a_run_that_adds_nothing_to_the_best_of_earlier_ones_is_not_warned(
+    job: Job, caplog: pytest.LogCaptureFixture
+) -> None:
+    job.new_writer(best=LOSS)
+    job.commit_and_score({1: 2.0})
+    job.finish(1)
+    job.new_writer(best=LOSS)
+    job.finish(1)
+    assert "no finite val_loss" not in caplog.text
+
+
 def test_a_score_during_its_own_write_does_not_wait(job: Job, slow: SimpleNamespace) -> None:
     job.new_writer(best=LOSS)
     job.commit(1, settle=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,13 +15,14 @@ import torch.distributed as dist
 
 from spark_elastic.errors import TrainingCodeError
 from spark_elastic.worker import collectives
+from spark_elastic.worker.shards.loops import loops
 from tests.support.forked_world import on_ranks, world
 
 
 @pytest.fixture(params=[1, 2])
 def size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """The size of a world whose ranks all hold the same."""
-    world = SimpleNamespace(size=request.param, is_broken=lambda: False)
+    world = SimpleNamespace(size=request.param, is_broken=lambda: False, process=os.getpid())
     monkeypatch.setattr(collectives, "current_world", lambda: world)
 
     def all_reduce(tensor: torch.Tensor, operation: object) -> None:
@@ -140,6 +142,14 @@ OTHER_CALLS = {
 }
 
 
+CALLS: dict[str, Callable[[], object]] = {
+    "allreduce": lambda: collectives.allreduce(torch.ones(1)),
+    "allgather_object": lambda: collectives.allgather_object(1),
+    "broadcast_object": lambda: collectives.broadcast_object(1),
+    "barrier": collectives.barrier,
+}
+
+
 def test_ranks_that_make_different_calls_all_get_an_error_and_can_go_on() -> None:
     """Those that broadcast from different ranks waited until the job was lost."""
     for errors in zip(*on_ranks(2, _call_differently), strict=True):
@@ -159,6 +169,27 @@ def _call_differently(folder: Path, rank: int) -> list[tuple[str, str]]:
             assert collectives.broadcast_object(rank, src=1) == 1
             collectives.barrier()
     return told
+
+
+@pytest.mark.parametrize("call", list(CALLS.values()), ids=list(CALLS))
+def test_in_another_process_than_the_workers_they_are_refused(
+    call: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A data loader's worker has only copies of the connections, and waited in vain."""
+    world = SimpleNamespace(size=2, rank=0, process=os.getppid())
+    monkeypatch.setattr(collectives, "current_world", lambda: world)
+    with pytest.raises(
+        TrainingCodeError, match=r"\(\) came in another process than the worker's, such as one of a DataLoader"
+    ):
+        call()
+
+
+@pytest.mark.parametrize("call", list(CALLS.values()), ids=list(CALLS))
+def test_inside_a_loop_over_parts_they_are_refused(call: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks have unequal numbers of parts, and waited for each other until the job was lost."""
+    monkeypatch.setattr(loops, "open", SimpleNamespace())
+    with pytest.raises(TrainingCodeError, match=r"\(\) came inside a loop over model.parts"):
+        call()
 
 
 def test_torchs_default_device_makes_no_difference() -> None:

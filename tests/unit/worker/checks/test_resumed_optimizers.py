@@ -74,6 +74,44 @@ def test_another_scheduler_of_torchs_is_refused() -> None:
         check(live, saved)
 
 
+def in_turn(*kinds: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda optimizer: lr_scheduler.ChainedScheduler([kind(optimizer) for kind in kinds])
+
+
+def constant(optimizer: Any) -> Any:
+    return lr_scheduler.ConstantLR(optimizer, 0.5)
+
+
+def decaying(optimizer: Any) -> Any:
+    return lr_scheduler.ExponentialLR(optimizer, 0.9)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "told"),
+    [
+        (
+            (decaying, constant),
+            r"state\.all\[1\]\._schedulers\[0\] is that of ConstantLR, and it is ExponentialLR here",
+        ),
+        ((decaying,), r"state\.all\[1\] was saved with ConstantLR, ExponentialLR in it, and has ExponentialLR here"),
+        ((constant, decaying, decaying), r"was saved with ConstantLR, ExponentialLR in it"),
+    ],
+    ids=["in another order", "one less", "one more"],
+)
+def test_a_scheduler_that_consists_of_others_here_is_refused(kinds: Any, told: str) -> None:
+    """Each took over the settings of the one in its place: a rate rose to twice the highest that was wanted."""
+    live, saved, alike = made(), made(), made()
+    live["all"].append(in_turn(*kinds)(live["all"][0]))
+    for each in (saved, alike):
+        each["all"].append(in_turn(constant, decaying)(each["all"][0]))
+    check(alike, saved)
+    with pytest.raises(SparkElasticError, match=told):
+        check(live, saved)
+    of_earlier = describe_steppers(find_objects(saved))
+    del of_earlier["all[1]"]["parts"]
+    check_steppers(live, {}, of_earlier)
+
+
 def train(*objects: dict[str, Any]) -> None:
     for each in objects:
         each["model"](torch.ones(1, 2)).sum().backward()

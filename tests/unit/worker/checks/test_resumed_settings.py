@@ -50,6 +50,52 @@ def test_settings_that_differ_are_named_with_both_values() -> None:
     ]
 
 
+def test_settings_of_optimizers_and_schedulers_in_containers_count_too() -> None:
+    """Silently, the earlier ones stayed."""
+    live, kept = make(lambda optimizer: lr_scheduler.StepLR(optimizer, 1, 0.5), weight_decay=0.5), saved(make())
+    kept |= saved({"scheduler": lr_scheduler.StepLR(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))]), 1, 0.1)})
+    found = replaced_settings(
+        {"all": [live["optimizer"]], "of": {"main": live["scheduler"]}},
+        {"all": [kept["optimizer"]], "of": {"main": kept["scheduler"]}},
+    )
+    assert found == [
+        "state.all[0] has weight_decay=0 as saved, not 0.5 as given here",
+        "state.of['main'] has gamma=0.1 as saved, not 0.5 as given here",
+    ]
+
+
+def in_turn(milestone: int, gamma: float) -> Any:
+    return lambda optimizer: lr_scheduler.SequentialLR(
+        optimizer, [lr_scheduler.LinearLR(optimizer), lr_scheduler.ExponentialLR(optimizer, gamma)], [milestone]
+    )
+
+
+@pytest.mark.parametrize(
+    ("here", "before", "told"),
+    [
+        (in_turn(3, 0.9), in_turn(2, 0.9), ["milestones=[2] as saved, not [3]"]),
+        (in_turn(2, 0.5), in_turn(2, 0.9), ["schedulers[1].gamma=0.9 as saved, not 0.5"]),
+        (
+            lambda optimizer: lr_scheduler.MultiStepLR(optimizer, [2, 5]),
+            lambda optimizer: lr_scheduler.MultiStepLR(optimizer, [2, 50]),
+            ["milestones=[2, 50] as saved, not [2, 5]"],
+        ),
+    ],
+    ids=["milestones of a sequence", "a scheduler in it", "milestones"],
+)
+def test_milestones_and_the_settings_of_schedulers_in_others_count(here: Any, before: Any, told: list[str]) -> None:
+    found = replaced_settings(make(here), saved(make(before)))
+    assert found == [f"state.scheduler has {each} as given here" for each in told]
+
+
+def test_a_setting_that_is_none_counts_and_a_tensors_precision_does_not() -> None:
+    live, before = make(lr=torch.tensor(0.1)), make(lr=0.1)
+    live["optimizer"].param_groups[0]["adjust"], before["optimizer"].param_groups[0]["adjust"] = "to rms", None
+    assert replaced_settings(live, saved(before)) == [
+        "state.optimizer has adjust=None as saved, not 'to rms' as given here"
+    ]
+
+
 def test_a_learning_rate_that_is_a_tensor_is_named_as_a_number() -> None:
     kept = saved(make(lr=torch.tensor(0.5)))
     (told,) = replaced_settings(make(lr=torch.tensor(0.25)), kept)
