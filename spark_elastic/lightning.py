@@ -47,6 +47,12 @@ def _kinds(*names: str) -> tuple[type[pl.Callback], ...]:
 # Callbacks that keep an average of the weights over the whole training.
 _AVERAGES = _kinds("StochasticWeightAveraging", "WeightAveraging")
 
+# A callback that writes a file on any exception, from which Lightning has the next Trainer go on.
+_RELOADED = _kinds("OnExceptionCheckpoint")
+
+# Under what keys Lightning keeps the time that callbacks have measured, on each rank.
+_CLOCKS = ("Timer",)
+
 # Callbacks that change the objects in the State when a Trainer begins.
 _REFUSED = _kinds("BaseFinetuning", "BatchSizeFinder", "LearningRateFinder")
 
@@ -106,10 +112,13 @@ class LightningState(TorchState):
         )
 
     def _compared_values(self) -> dict[str, object]:
-        """Leave out what ``self.log`` has noted, which is each rank's own unless it is told to average."""
+        """Leave out what ``self.log`` has noted, which is each rank's own unless it is told to average, and clocks."""
         values = super()._compared_values()
-        progress = {name: value for name, value in (self.progress or {}).items() if name != "metrics"}
-        return {**values, "progress": progress}
+        if self.progress is None:
+            return values
+        progress = {name: value for name, value in self.progress.items() if name != "metrics"}
+        callbacks = {key: state for key, state in progress["callbacks"].items() if key not in _CLOCKS}
+        return {**values, "progress": {**progress, "callbacks": callbacks}}
 
     def _enter_world(self, rank: int, size: int) -> None:
         super()._enter_world(rank, size)
@@ -120,8 +129,8 @@ class LightningState(TorchState):
 
         settings: those of ``Trainer``, except ``strategy``, ``devices``, ``num_nodes`` and ``use_distributed_sampler``, which
         the job decides: they raise ``TypeError``. ``ValueError`` is raised for what would start over with each Trainer. Your
-        callbacks run before the one that commits. The Trainer writes no checkpoints unless you give ``enable_checkpointing``,
-        because ``run(checkpoint=)`` writes them.
+        callbacks run before the one that commits. The Trainer writes no checkpoints unless you give ``enable_checkpointing`` or
+        a callback such as ``ModelCheckpoint``, because ``run(checkpoint=)`` writes them.
         """
         for name in _OURS:
             if name in settings:
@@ -137,12 +146,18 @@ class LightningState(TorchState):
                     f"{type(callback).__name__} starts its average over with each Trainer, and each world has its own: keep a "
                     "torch.optim.swa_utils.AveragedModel in the state, and update it in on_train_batch_end"
                 )
+            if isinstance(callback, _RELOADED):
+                raise ValueError(
+                    f"{type(callback).__name__} takes each change of the world for an exception, and the next Trainer would load "
+                    "its file: give run(checkpoint=), from which a job goes on"
+                )
             if isinstance(callback, _REFUSED):
                 raise ValueError(
                     f"{type(callback).__name__} tries, or freezes, again with each Trainer, and each world has its own: "
                     "set the learning rate, the batch size and requires_grad before the LightningState is made"
                 )
-        settings.setdefault("enable_checkpointing", False)
+        writes = any(isinstance(callback, pl.callbacks.Checkpoint) for callback in callbacks)
+        settings.setdefault("enable_checkpointing", writes)
         return pl.Trainer(
             strategy=_Strategy(self._wrapped),
             devices=1,

@@ -13,15 +13,29 @@ if TYPE_CHECKING:
     from spark_elastic.huggingface.trainer import ElasticTrainer
 
 
+# The package of the library's callbacks that report to trackers.
+_REPORTERS = "transformers.integrations"
+
+
 class GoOn(TrainerCallback):
-    """Runs first: restores progress when training begins, and sets the epoch after each step."""
+    """Runs first: restores progress when training begins, and sets the epoch after each step.
+
+    Where this process has become rank 0, the library's callbacks that report to trackers are set up once more: they set
+    themselves up once, and begin, name and end a tracker's run on rank 0 alone.
+    """
 
     def __init__(self, trainer: ElasticTrainer) -> None:
         self._trainer = trainer
+        self._was_first = False
 
-    def on_train_begin(self, *_: Any, **__: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
         self._trainer._begin()
         self._trainer._forget()
+        if state.is_world_process_zero and not self._was_first:
+            for callback in self._trainer.callback_handler.callbacks:
+                if type(callback).__module__.startswith(_REPORTERS) and hasattr(callback, "_initialized"):
+                    callback._initialized = False
+        self._was_first = state.is_world_process_zero
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         loader = self._trainer.elastic.loader
@@ -38,8 +52,10 @@ class Last(TrainerCallback):
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         self._trainer._remember()
-        loader = self._trainer.elastic.loader
-        self._is_within = 0 < loader.steps_left < len(loader)
+        loader, progress = self._trainer.elastic.loader, self._trainer.elastic.progress
+        # After an epoch that a callback has ended early, the loader stands in it, and the Trainer in the next one.
+        is_same_epoch = progress is None or progress["epoch"] == loader.epoch
+        self._is_within = is_same_epoch and 0 < loader.steps_left < len(loader)
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         self._trainer._agree()

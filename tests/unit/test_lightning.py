@@ -77,6 +77,20 @@ def test_callbacks_that_would_freeze_or_try_anew_in_each_world_are_refused() -> 
             state_of("one").trainer(callbacks=[callback])
 
 
+def test_a_callback_whose_file_the_next_trainer_would_load_is_refused() -> None:
+    """Lightning has any Trainer with such a callback go on from its file, which each change of the world has it write."""
+    with pytest.raises(ValueError, match=r"OnExceptionCheckpoint takes each change of the world for an exception"):
+        state_of("one").trainer(callbacks=pl.callbacks.OnExceptionCheckpoint("unused"), enable_checkpointing=True)
+
+
+def test_a_callback_that_writes_checkpoints_needs_no_further_setting() -> None:
+    state = state_of("one")
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    assert not state.trainer(**quiet).checkpoint_callbacks
+    callback = pl.callbacks.ModelCheckpoint("unused")
+    assert state.trainer(callbacks=[callback], **quiet).checkpoint_callbacks == [callback]
+
+
 @pytest.mark.parametrize("name", ["strategy", "devices", "num_nodes", "use_distributed_sampler"])
 def test_what_the_job_decides_is_refused_by_name(name: str) -> None:
     with pytest.raises(TypeError, match=f"{name} is decided by the job"):
@@ -232,7 +246,11 @@ def test_a_module_that_asks_for_its_trainer_too_early_is_told_what_to_do() -> No
 
 def test_what_lightning_logs_is_each_ranks_own_and_everything_else_is_compared() -> None:
     state: Any = state_of("one")
-    assert state._compared_values()["progress"] == {}
-    state.progress = {"loops": {"epoch": 1}, "metrics": {"train_loss": torch.tensor(0.5)}, "should_stop": False}
-    assert state._compared_values()["progress"] == {"loops": {"epoch": 1}, "should_stop": False}
+    assert state._compared_values()["progress"] is None
+    callbacks = {"Timer": {"time_elapsed": {"train": 5.77}}, "EarlyStopping": {"wait_count": 1}}
+    shared = {"loops": {"epoch": 1}, "should_stop": False}
+    state.progress = {**shared, "metrics": {"train_loss": torch.tensor(0.5)}, "callbacks": callbacks}
+    compared = state._compared_values()["progress"]
+    assert compared == {**shared, "callbacks": {"EarlyStopping": {"wait_count": 1}}}
+    assert pl.callbacks.Timer().state_key in callbacks
     assert "optimizers" in state._compared_values()
