@@ -115,13 +115,13 @@ class TaskResources:
         return self.cpus or float(get("spark.task.cpus", "1") or 1)
 
     def slots_of_executor(self, get: Setting) -> int:
-        """Return how many tasks an executor has room for at a time."""
+        """Return how many tasks an executor has room for at a time. A task's part of a GPU is of one GPU."""
         cores = self.executor_cpus or _whole(get("spark.executor.cores", "1"))
         slots = int(cores / self.cores(get))
         if self.gpus:
             gpus = self.executor_gpus or _whole(get("spark.executor.resource.gpu.amount", "0"))
-            slots = min(slots, int(gpus / self.gpus))
-        return max(slots, 1)
+            slots = min(slots, gpus * int(1 / self.gpus))
+        return slots
 
 
 def is_dynamic(get: Setting) -> bool:

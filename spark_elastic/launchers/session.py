@@ -145,7 +145,7 @@ def default_sizes(
             )
         present = 0 if max_np is not None or resources is not None else task_slots(session)
         return fill_sizes(present, num_proc, min_np, max_np)
-    slots = (resources or TaskResources.of_session(conf.get)).slots_of_executor(conf.get)
+    slots = max((resources or TaskResources.of_session(conf.get)).slots_of_executor(conf.get), 1)
     if max_np is None:
         limit = str(conf.get("spark.dynamicAllocation.maxExecutors", "infinity"))
         if limit.lower() in ("infinity", str(2**31 - 1)):

@@ -95,7 +95,7 @@ def _world_for(call: str) -> World | None:
             f"{call} came in another process than the worker's, such as one of a DataLoader with num_workers, and only the "
             "worker's is connected to the other ranks. Call it in the training loop, and give the process what it returns"
         )
-    loops.refuse(f"{call} came")
+    loops.refuse_within(f"{call} came")
     return world
 
 

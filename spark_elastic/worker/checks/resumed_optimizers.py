@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TypedDict
 
 import torch
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, SequentialLR
 
 from spark_elastic.checkpoint.skeleton import StateDict
 from spark_elastic.errors import SparkElasticError
@@ -45,8 +45,13 @@ def describe_steppers(objects: Mapping[str, Stateful]) -> dict[str, Stepper]:
     return found
 
 
+def parts_of(scheduler: object) -> Sequence[LRScheduler]:
+    """Return the schedulers that one of torch's consists of."""
+    return scheduler._schedulers if isinstance(scheduler, (ChainedScheduler, SequentialLR)) else ()
+
+
 def _kinds_of_parts(scheduler: LRScheduler) -> Iterator[str]:
-    for part in getattr(scheduler, "_schedulers", ()):
+    for part in parts_of(scheduler):
         yield _name_of(type(part))
         yield from _kinds_of_parts(part)
 

@@ -10,18 +10,20 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from spark_elastic.checkpoint.skeleton import StateDict
+from spark_elastic.worker.checks.resumed_optimizers import parts_of
 from spark_elastic.worker.state.snapshot import KeptPart, find_objects, leaves
 
 # Settings of optimizer groups that schedulers change. The original rate is in ``initial_lr``, which they set when they are made.
 _SCHEDULED = {"lr", "momentum", "betas", "max_lr", "min_lr", "max_momentum", "base_momentum"}
 _PREPARED = _SCHEDULED | {"initial_lr"}
-# Attributes of schedulers that record progress.
-_COUNTED = {"base_lrs", "best", "cooldown_counter", "last_epoch", "num_bad_epochs", "T_cur", "T_i"}
+# Attributes of schedulers that record progress, or have objects of the user's that may.
+_COUNTED = {"lr_lambdas", "base_lrs", "best", "cooldown_counter", "last_epoch", "num_bad_epochs", "T_cur", "T_i"}
 _COMPARED = (bool, int, float, str, tuple, list, type(None))
 
 Setting = tuple[str, object, object]  # its name, the value here, and the saved value
@@ -40,9 +42,10 @@ def replaced_settings(live: Mapping[str, object], saved: Mapping[str, object]) -
         if any(group["lr"] != group.get("initial_lr", group["lr"]) for group in value.optimizer.param_groups)
     ]
     contents = {name: kept.content for name, kept in leaves(saved) if isinstance(kept, StateDict)}
+    places = {id(value): name for name, value in reversed(find_objects(live).items())}
     for name, value in find_objects(live).items():
         kept = contents.get(name)
-        if isinstance(kept, Mapping):
+        if isinstance(kept, Mapping) and places[id(value)] == name:
             found += [
                 f"state.{name} has {setting}={theirs!r} as saved, not {ours!r} as given here"
                 for setting, ours, theirs in map(_plain, _settings(value, kept))
@@ -125,7 +128,9 @@ def _differ(ours: object, theirs: object) -> bool:
     """Whether two values are different ones. A tensor holds a number less precisely than a setting."""
     if isinstance(ours, float) and isinstance(theirs, float):
         return not math.isclose(ours, theirs, rel_tol=1e-6)
-    return ours != theirs
+    with suppress(RuntimeError, TypeError, ValueError):
+        return bool(ours != theirs)
+    return False  # they have something in them that cannot be compared, such as tensors
 
 
 def _settings(value: object, kept: Mapping[str, object]) -> Iterator[Setting]:
@@ -141,7 +146,8 @@ def _settings(value: object, kept: Mapping[str, object]) -> Iterator[Setting]:
             (key.lstrip("_"), here[key], kept[key])
             for key in here.keys() & kept.keys() - _COUNTED
             if not key.startswith("_") or key == "_milestones"
+            if here[key] is not None and kept[key] is not None  # it may have been set in training
         )
-        parts = zip(getattr(value, "_schedulers", ()), kept.get("_schedulers", ()), strict=False)  # type: ignore[call-overload]
+        parts = zip(parts_of(value), kept.get("_schedulers") or (), strict=False)  # type: ignore[call-overload]
         for number, (part, of_part) in enumerate(parts):
             yield from ((f"schedulers[{number}].{key}", ours, theirs) for key, ours, theirs in _settings(part, of_part))

@@ -56,16 +56,20 @@ class Loops:
 
     def refuse(self, what: str) -> None:
         """Raise ``TrainingCodeError`` if a loop is open, or was left early. ``what`` names the offending event."""
-        if self.open is not None:
-            raise TrainingCodeError(
-                f"{what} inside a loop over model.parts(batch), where gradients are those of one shard and not yet of the "
-                f"batch. {HOW}"
-            )
+        self.refuse_within(what)
         if self._was_left:
             raise TrainingCodeError(
                 f"{what} after a loop over model.parts(batch) had been left before its end, by break, return or an exception: "
                 "the gradient of the batch is added up at the end, with all ranks. Let the loop end, and use its last "
                 f"part. {HOW}"
+            )
+
+    def refuse_within(self, what: str) -> None:
+        """Raise ``TrainingCodeError`` if a loop is open."""
+        if self.open is not None:
+            raise TrainingCodeError(
+                f"{what} inside a loop over model.parts(batch), where gradients are those of one shard and not yet of the "
+                f"batch. {HOW}"
             )
 
 

@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from spark_elastic.worker.state.commits import Commits
 
 
-# A rank, and what it knows of the score of the commit from which a generation continues: the commit that got it, and the value.
-_Told: TypeAlias = tuple[int, tuple[CommitId, float] | None]
+# A value that was reported, and the commits under one of which it was written, if it was: they have the same weights.
+_Scored: TypeAlias = tuple[tuple[CommitId, ...], float]
+# A rank, and what it knows of the score of the commit from which a generation continues.
+_Told: TypeAlias = tuple[int, _Scored | None]
 
 
 class Durable:
@@ -34,8 +36,8 @@ class Durable:
 
     def __init__(self, commits: Commits) -> None:
         self._commits = commits
-        # The commit for whose weights a value was reported with the value, and the last commit of the same weights.
-        self._scored: tuple[CommitId, float] | None = None
+        # What was reported last, and the last commit of the same weights.
+        self._scored: _Scored | None = None
         self._still_scored: CommitId | None = None
         self.enter()
 
@@ -108,8 +110,13 @@ class Durable:
         told = msgspec.msgpack.encode((world.rank, mine))
         everybody = [msgspec.msgpack.decode(each, type=_Told) for each in world.store.gather("score", told, world.size)]
         found = next((scored for _, scored in sorted(everybody) if scored is not None), None)
-        if world.rank == 0 and found is not None and not checkpoints.has_score(found[0]):
-            self._score(state, checkpoints, world, found[1])
+        if found is None:
+            return
+        (commits, value), last = found, self._commits.last_of(world)
+        if world.rank == 0 and not any(map(checkpoints.has_score, commits)):
+            self._score(state, checkpoints, world, value)
+        # This rank 0, too, may be lost before it has written the score.
+        self._scored, self._still_scored, self._scored_at = ((*commits, last), value), last, state._optimizer_steps()
 
     def finish(self, state: State, checkpoints: CheckpointWriter, world: World) -> None:
         """Make the last commit of the job durable.
@@ -148,7 +155,7 @@ class Durable:
     def _score(self, state: State, checkpoints: CheckpointWriter, world: World, value: float) -> None:
         """Give the last commit its score, on rank 0. The others remember it, in case rank 0 is lost before it has done so."""
         commit = self._commits.last_of(world)
-        self._scored, self._still_scored, self._scored_at = (commit, value), commit, state._optimizer_steps()
+        self._scored, self._still_scored, self._scored_at = ((commit,), value), commit, state._optimizer_steps()
         if world.rank == 0:
             self._commits.settle()
             checkpoints.score(commit, value, state._lend(), world.is_broken)

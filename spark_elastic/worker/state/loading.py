@@ -157,8 +157,8 @@ class Loading:
     def _load_tensor(self, target: Any, kept: torch.Tensor, name: str) -> torch.Tensor:
         if not self._is_own and _is_learned(target) and _form(target) != _form(kept):
             raise SparkElasticError(
-                f"state.{name} is learned, and was saved as {_form(kept)}, and is {_form(target)} here: an optimizer would go on "
-                "with a tensor that is no longer in the State"
+                f"state.{name} is learned, and was saved as {_form(kept)}, and is {_form(target)} here: what trains it would go "
+                "on with a tensor that is no longer in the State"
             )
         if id(target) in self._filled or not fits(target, kept):
             return kept.clone()

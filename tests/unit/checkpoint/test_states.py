@@ -462,17 +462,23 @@ def test_a_survivor_writes_the_best_also_from_a_later_commit_of_the_same_weights
     assert torch.equal(best_weight(stage, url), best)
 
 
-def test_rank_0_writes_the_best_of_a_commit_for_which_only_others_have_reported(stage: Stage, url: str) -> None:
+@pytest.mark.parametrize("is_lost_again", [False, True])
+def test_rank_0_writes_the_best_of_a_commit_for_which_only_others_have_reported(
+    stage: Stage, url: str, is_lost_again: bool
+) -> None:
     """They were ahead when a further rank was lost, and the best weights were kept by nobody."""
     state = best_run(stage, url, trained())
     DistributedDataParallel(state.model)
     step(state)
     state.commit()
     best = values(state)[0]
-    stage.gathered = [msgspec.msgpack.encode((rank, (stage.control.commit, float(rank)))) for rank in (2, 1)]
+    stage.gathered = [msgspec.msgpack.encode((rank, ((stage.control.commit,), float(rank)))) for rank in (3, 2)]
+    if is_lost_again:
+        stage.begin(state, rank=1, others=[stage.control.commit])
+        stage.gathered = []
     stage.begin(state)
     assert torch.equal(best_weight(stage, url), best)
-    assert [json.loads(path.read_text())["value"] for path in Path(url).glob("*/score.json")] == [1.0]
+    assert [json.loads(path.read_text())["value"] for path in Path(url).glob("*/score.json")] == [2.0]
 
 
 @pytest.mark.parametrize("rank_0_before", [True, False])

@@ -60,6 +60,7 @@ def test_where_a_task_takes_several_cores_there_are_as_many_workers_as_tasks(
         (2, {"executor_cores": "8", "task_cpus": "2"}, 1),
         (16, {"executor_cores": "8", "executor_resource_gpu_amount": "2", "task_resource_gpu_amount": "1"}, 4),
         (16, {"executor_cores": "8", "executor_resource_gpu_amount": "1", "task_resource_gpu_amount": "0.25"}, 8),
+        (16, {"executor_cores": "8", "executor_resource_gpu_amount": "2", "task_resource_gpu_amount": "0.4"}, 8),
     ],
 )
 def test_cores_that_an_executor_has_left_over_and_those_without_a_gpu_are_no_workers(
@@ -217,6 +218,7 @@ def test_executors_on_this_machine_run_this_python_unless_another_was_chosen(
         ("local[4]", "2", 2),
         ("local-cluster[2,3,1024]", "1", 6),
         ("local-cluster[2,3,1024]", "2", 2),
+        ("local-cluster[2,1,1024]", "2", 0),
     ],
 )
 def test_a_wait_that_a_local_master_can_never_end_is_told_at_once(

@@ -179,7 +179,10 @@ class StepGuard:
 
     def look_at(self, optimizer: torch.optim.Optimizer) -> None:
         """Watch an optimizer, too, that has been made since the last commit, or that one of the State calls."""
-        if not self.dirty and not self._watches(optimizer) and any(map(self._is_uncopied, stepped(optimizer))):
+        if self.dirty or self._watches(optimizer):
+            return
+        changing = (weight for weight in stepped(optimizer) if weight.requires_grad or weight.grad is not None)
+        if any(map(self._is_uncopied, changing)):
             self._step()
 
     def _watches(self, optimizer: torch.optim.Optimizer) -> bool:

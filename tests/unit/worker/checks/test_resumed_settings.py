@@ -9,7 +9,9 @@ import torch
 from torch.optim import lr_scheduler, swa_utils
 
 from spark_elastic.checkpoint.skeleton import StateDict
+from spark_elastic.worker.checks.resumed_optimizers import describe_steppers
 from spark_elastic.worker.checks.resumed_settings import PreparedGroups, dropped_objects, replaced_settings
+from spark_elastic.worker.state.snapshot import find_objects
 
 
 def make(make_scheduler: Any = None, **settings: Any) -> dict[str, Any]:
@@ -86,6 +88,39 @@ def in_turn(milestone: int, gamma: float) -> Any:
 def test_milestones_and_the_settings_of_schedulers_in_others_count(here: Any, before: Any, told: list[str]) -> None:
     found = replaced_settings(make(here), saved(make(before)))
     assert found == [f"state.scheduler has {each} as given here" for each in told]
+
+
+class Warming(lr_scheduler.LambdaLR):
+    """A user's own, which keeps what it has seen, and has an attribute by the name of one of torch's."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.previous, self._schedulers = None, None
+        super().__init__(optimizer, Counting())
+
+    def step(self, *_: Any) -> None:
+        """Keep the rate."""
+        super().step()
+        self.previous = self.optimizer.param_groups[0]["lr"]
+
+
+class Counting:
+    """Is called with an epoch."""
+
+    def __init__(self) -> None:
+        self.calls, self.rates = 0, torch.ones(2)
+
+    def __call__(self, epoch: int) -> float:
+        self.calls += 1
+        self.rates[epoch % 2] = 0.5
+        return 0.5
+
+
+def test_what_schedulers_of_the_users_own_have_kept_is_no_difference() -> None:
+    kept = saved(make(Warming))
+    live = make(Warming)
+    assert replaced_settings(live, kept) == []
+    assert replaced_settings({**live, "again": live["scheduler"]}, {**kept, "again": kept["scheduler"]}) == []
+    assert describe_steppers(find_objects(live))["scheduler"]["parts"] == []
 
 
 def test_a_setting_that_is_none_counts_and_a_tensors_precision_does_not() -> None:

@@ -207,6 +207,17 @@ def test_optimizers_that_objects_of_the_users_hold_step_beside_the_one_of_the_st
         state.commit()
 
 
+def test_an_optimizer_that_is_given_weights_that_do_not_train_changes_none(stage: Stage) -> None:
+    """A rank that was lost after its step then had all others hold no commit."""
+    model, frozen = DistributedDataParallel(torch.nn.Linear(1, 1)), torch.nn.Linear(1, 1).requires_grad_(False)
+    held = Holder(torch.optim.SGD(frozen.parameters(), lr=0.1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    state = TorchState(model=model, frozen=frozen, optimizer=optimizer, held=held, commit="in_place")
+    stage.begin(state)
+    held.optimizer.step()
+    assert state._commits.can_restore()
+
+
 def test_an_optimizer_that_is_set_up_anew_is_watched_on(stage: Stage) -> None:
     """Its hooks are gone then."""
     state = make()
