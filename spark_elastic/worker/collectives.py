@@ -125,9 +125,8 @@ def _check_equal_calls(mine: str, size: int) -> None:
     Ranks that take objects from different sources would wait for each other.
     """
     digest = int.from_bytes(hashlib.blake2b(mine.encode(), digest_size=7).digest(), "big")
-    digests = [
-        torch.zeros(1, dtype=torch.int64, device="cpu") for _ in range(size)
-    ]  # whatever the user's default device
+    # On the CPU, whatever the user's default device is.
+    digests = [torch.zeros(1, dtype=torch.int64, device="cpu") for _ in range(size)]
     dist.all_gather(digests, torch.tensor([digest], device="cpu"))
     if len({int(each) for each in digests}) > 1:
         everybody = [mine] * size

@@ -42,8 +42,9 @@ def replaced_settings(live: Mapping[str, object], saved: Mapping[str, object]) -
         if any(group["lr"] != group.get("initial_lr", group["lr"]) for group in value.optimizer.param_groups)
     ]
     contents = {name: kept.content for name, kept in leaves(saved) if isinstance(kept, StateDict)}
-    places = {id(value): name for name, value in reversed(find_objects(live).items())}
-    for name, value in find_objects(live).items():
+    objects = find_objects(live)
+    places = {id(value): name for name, value in reversed(objects.items())}
+    for name, value in objects.items():
         kept = contents.get(name)
         if isinstance(kept, Mapping) and places[id(value)] == name:
             found += [

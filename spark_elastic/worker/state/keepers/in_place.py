@@ -188,8 +188,7 @@ class StepGuard:
     def _watches(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether an optimizer of the State still has its hook, which it loses when it is set up anew by ``__init__``."""
         hook = (self._hooks or {}).get(optimizer)
-        hooks = None if hook is None else hook.hooks_dict_ref()
-        return hook is not None and hooks is not None and hook.id in hooks
+        return hook is not None and hook.id in (hook.hooks_dict_ref() or ())
 
     def _step_of_own(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
         if not is_of_base_class(optimizer):
