@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import operator
 from collections.abc import Collection, Iterable, Mapping
@@ -18,6 +19,14 @@ def registers(module: torch.nn.Module) -> tuple[dict[str, Any], ...]:
     if isinstance(module, torch.jit.ScriptModule):
         return ()
     return module._modules, module._parameters, module._buffers
+
+
+def living(*kinds: type[torch.nn.Module]) -> list[torch.nn.Module]:
+    """Return the modules of exactly these types in this process, except those that are frozen for the garbage collector.
+
+    A copy that is still being made, or that has failed and is held by a traceback, has no registers yet and is not a module.
+    """
+    return [value for value in gc.get_objects() if type(value) in kinds and "_parameters" in vars(value)]
 
 
 def stepped(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

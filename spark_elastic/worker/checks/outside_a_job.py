@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from spark_elastic.worker.checks.manual_averaging import reductions
 from spark_elastic.worker.checks.training_code import module_of, not_wrapped
-from spark_elastic.worker.module_registers import stepped
+from spark_elastic.worker.module_registers import living, stepped
 
 if TYPE_CHECKING:
     from spark_elastic.worker.state.torch_state import TorchState
@@ -48,8 +47,7 @@ def _trains_unwrapped(state: TorchState, optimizer: torch.optim.Optimizer) -> st
         return None
     from spark_elastic.worker.ddp import DistributedDataParallel, wrappers
 
-    kinds = (DistributedDataParallel, torch.nn.parallel.DistributedDataParallel)
-    # Include wrappers of which only the module is in the State. The garbage collector does not list frozen objects.
-    found = [*wrappers, *(value for value in gc.get_objects() if type(value) in kinds)]
+    # Include wrappers of which only the module is in the State, and those that are frozen for the garbage collector.
+    found = [*wrappers, *living(DistributedDataParallel, torch.nn.parallel.DistributedDataParallel)]
     wrapped = {id(parameter) for wrapper in found for parameter in wrapper.parameters()}
     return next((names[id(p)] for p in trained if id(p) in names and id(p) not in wrapped), None)

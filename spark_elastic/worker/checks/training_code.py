@@ -7,7 +7,6 @@ the job; code that may be intended is reported once, as a warning on rank 0. Obj
 
 from __future__ import annotations
 
-import gc
 import sys
 import warnings
 import weakref
@@ -31,7 +30,7 @@ from spark_elastic.worker.checks.unkept_attributes import UnkeptAttributes
 from spark_elastic.worker.checks.unkept_buffers import UnkeptBuffers
 from spark_elastic.worker.checks.user_frames import depth_of_user
 from spark_elastic.worker.job import Job, current_job
-from spark_elastic.worker.module_registers import stepped
+from spark_elastic.worker.module_registers import living, stepped
 from spark_elastic.worker.optimizer_steps import is_of_base_class
 from spark_elastic.worker.shards.loops import HOW, loops
 from spark_elastic.worker.shards.sharding import shards_in_use
@@ -365,7 +364,7 @@ def _holds(wrapper: torch.optim.Optimizer, optimizer: torch.optim.Optimizer) -> 
 def _averaged_by_torch(parameters: Sequence[torch.Tensor]) -> bool:
     """Whether torch wrappers that the user has made in this generation average the gradients of all these."""
     wanted = {id(parameter) for parameter in parameters}
-    wrappers = [value for value in gc.get_objects() if type(value) is torch.nn.parallel.DistributedDataParallel]
+    wrappers = living(torch.nn.parallel.DistributedDataParallel)
     return wanted <= {id(parameter) for wrapper in wrappers for parameter in wrapper.parameters()}
 
 

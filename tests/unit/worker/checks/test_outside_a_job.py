@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 from typing import Any
 
@@ -59,6 +60,17 @@ def test_a_wrapper_that_the_garbage_collector_does_not_list_is_known() -> None:
         train(TorchState(model=model), sgd(net), model=model)
     finally:
         gc.unfreeze()
+
+
+def test_a_copy_of_a_wrapper_that_failed_is_not_taken_for_one() -> None:
+    net = torch.nn.Linear(2, 1)
+    model = DistributedDataParallel(net)
+    other = DistributedDataParallel(torch.nn.Linear(2, 1))
+    other.module.generators = (row for row in ())  # type: ignore[assignment]
+    with pytest.raises(TypeError, match="generator") as failed:
+        copy.deepcopy(other)
+    train(TorchState(model=model), sgd(net), model=model)
+    assert failed.tb is not None  # and its frames hold the copy
 
 
 def test_wrapped_modules_and_those_of_each_rank_are_right_and_so_is_what_trains_later() -> None:

@@ -207,6 +207,16 @@ def test_a_copy_that_learns_in_an_inner_loop_and_an_input_that_is_optimized_are_
     torch.optim.SGD([noise], lr=0.1).step()
 
 
+def test_a_wrapper_of_torch_that_is_still_being_made_averages_nothing(stage: Stage) -> None:
+    module = net()
+    optimizer = sgd(module)
+    stage.begin(TorchState(model=module, optimizer=optimizer))
+    begun = object.__new__(torch.nn.parallel.DistributedDataParallel)
+    with pytest.raises(TrainingCodeError, match=r"Write model = se\.DistributedDataParallel"):
+        step(module, optimizer)
+    del begun
+
+
 def test_a_state_that_holds_the_inner_module_of_a_wrapped_one_is_right(stage: Stage) -> None:
     model = DistributedDataParallel(net())
     state = TorchState(model=model.module, optimizer=sgd(model))
