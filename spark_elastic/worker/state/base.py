@@ -203,9 +203,9 @@ class State(ABC):
         """Return the lender from which a durable checkpoint of the last commit is written."""
         raise NotImplementedError
 
-    def _optimizer_steps(self) -> int:
-        """How often optimizers have stepped in this generation; 0 for a state that does not watch them."""
-        return 0 if self._checks is None else self._checks.steps
+    def _optimizer_steps(self) -> int | None:
+        """How often optimizers have stepped in this generation; None for a state that does not watch them."""
+        return None if self._checks is None else self._checks.steps
 
     def _shared_values(self) -> dict[str, object]:
         """The objects that all ranks share, by name."""

@@ -48,8 +48,8 @@ class Durable:
         self._writes_part = self._has_asked = False
         self._parts = 0
         self._scores = Scores()
-        # How often optimizers had stepped in this generation when a commit got its score; 0 if that is not known.
-        self._scored_at = 0
+        # How often optimizers had stepped in this generation when a commit got its score; None if that is not known.
+        self._scored_at: int | None = None
 
     @property
     def _is_in_parts(self) -> bool:
@@ -67,10 +67,10 @@ class Durable:
             meeting = StoreMeeting(world.store, f"part {self._parts}", world.rank, world.size)
             self._write_part(state, checkpoints, world, meeting)
         steps = state._optimizer_steps()
-        value = self._scores.committed(steps)
+        value = self._scores.committed(steps or 0)
         if value is not None:
             self._score(state, checkpoints, world, value)
-        elif self._scored is not None and 0 < self._scored_at == steps:
+        elif self._scored is not None and steps is not None and self._scored_at == steps:
             self._still_scored = self._commits.last_of(world)  # no step has changed the weights
         if world.rank == 0 and not self._is_in_parts and checkpoints.is_due():
             self._commits.settle()
@@ -96,7 +96,7 @@ class Durable:
         if isinstance(value, str):
             raise TypeError(f"report({metric.name}=…) has to be a number, because of checkpoint_best={metric.name!r}")
         number = float(value.item() if hasattr(value, "item") else value)
-        if self._scores.reported(number, state._optimizer_steps()):
+        if self._scores.reported(number, state._optimizer_steps() or 0):
             self._score(state, job.checkpoints, world, number)
 
     def score_again(self, state: State, checkpoints: CheckpointWriter, world: World) -> None:
@@ -115,8 +115,8 @@ class Durable:
         (commits, value), last = found, self._commits.last_of(world)
         if world.rank == 0 and not any(map(checkpoints.has_score, commits)):
             self._score(state, checkpoints, world, value)
-        # This rank 0, too, may be lost before it has written the score.
-        self._scored, self._still_scored, self._scored_at = ((*commits, last), value), last, state._optimizer_steps()
+        # This rank 0, too, may be lost before it has written the score. What is counted here are steps of the last generation.
+        self._scored, self._still_scored, self._scored_at = ((*commits, last), value), last, 0
 
     def finish(self, state: State, checkpoints: CheckpointWriter, world: World) -> None:
         """Make the last commit of the job durable.

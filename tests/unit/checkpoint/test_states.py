@@ -462,23 +462,46 @@ def test_a_survivor_writes_the_best_also_from_a_later_commit_of_the_same_weights
     assert torch.equal(best_weight(stage, url), best)
 
 
-@pytest.mark.parametrize("is_lost_again", [False, True])
-def test_rank_0_writes_the_best_of_a_commit_for_which_only_others_have_reported(
-    stage: Stage, url: str, is_lost_again: bool
-) -> None:
-    """They were ahead when a further rank was lost, and the best weights were kept by nobody."""
-    state = best_run(stage, url, trained())
+def commit_of_which_others_know_the_score(stage: Stage, state: TorchState) -> None:
+    """Have ranks 2 and 3 report for the commit after the next step, before the next world forms."""
     DistributedDataParallel(state.model)
     step(state)
     state.commit()
-    best = values(state)[0]
     stage.gathered = [msgspec.msgpack.encode((rank, ((stage.control.commit,), float(rank)))) for rank in (3, 2)]
-    if is_lost_again:
+
+
+@pytest.mark.parametrize("commits_until_the_next_loss", [None, 0, 1, 2])
+def test_rank_0_writes_the_best_of_a_commit_for_which_only_others_have_reported(
+    stage: Stage, url: str, commits_until_the_next_loss: int | None
+) -> None:
+    """They were ahead when a further rank was lost, and the best weights were kept by nobody."""
+    state = best_run(stage, url, trained())
+    commit_of_which_others_know_the_score(stage, state)
+    best = values(state)[0]
+    if commits_until_the_next_loss is not None:
         stage.begin(state, rank=1, others=[stage.control.commit])
         stage.gathered = []
+        for _ in range(commits_until_the_next_loss):
+            state.commit()
     stage.begin(state)
     assert torch.equal(best_weight(stage, url), best)
     assert [json.loads(path.read_text())["value"] for path in Path(url).glob("*/score.json")] == [2.0]
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_score_is_not_that_of_weights_after_as_many_steps_as_the_last_world_had_made(
+    stage: Stage, url: str, steps: int
+) -> None:
+    state = best_run(stage, url, trained())
+    commit_of_which_others_know_the_score(stage, state)
+    stage.begin(state, rank=1, others=[stage.control.commit])
+    stage.gathered = []
+    for _ in range(steps):
+        step(state)
+        state.commit()
+    stage.begin(state)
+    with pytest.raises(CheckpointError, match="no complete checkpoint with a score"):
+        best_weight(stage, url)
 
 
 @pytest.mark.parametrize("rank_0_before", [True, False])
