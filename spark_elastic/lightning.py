@@ -50,9 +50,6 @@ _AVERAGES = _kinds("StochasticWeightAveraging", "WeightAveraging")
 # A callback that writes a file on any exception, from which Lightning has the next Trainer go on.
 _RELOADED = _kinds("OnExceptionCheckpoint")
 
-# Under what keys Lightning keeps the time that callbacks have measured, on each rank.
-_CLOCKS = ("Timer",)
-
 # Callbacks that change the objects in the State when a Trainer begins.
 _REFUSED = _kinds("BaseFinetuning", "BatchSizeFinder", "LearningRateFinder")
 
@@ -100,6 +97,8 @@ class LightningState(TorchState):
         self._wrapped = DistributedDataParallel(module, find_unused_parameters=find_unused_parameters)
         # Whether a fit has ended in this world.
         self._has_fitted = False
+        # Under what keys Lightning keeps the time that callbacks have measured, on each rank.
+        self._clocks: frozenset[str] = frozenset()
         super().__init__(
             model=self._wrapped,
             loader=loader,
@@ -117,7 +116,7 @@ class LightningState(TorchState):
         if self.progress is None:
             return values
         progress = {name: value for name, value in self.progress.items() if name != "metrics"}
-        callbacks = {key: state for key, state in progress["callbacks"].items() if key not in _CLOCKS}
+        callbacks = {key: state for key, state in progress["callbacks"].items() if key not in self._clocks}
         return {**values, "progress": {**progress, "callbacks": callbacks}}
 
     def _enter_world(self, rank: int, size: int) -> None:
@@ -141,24 +140,10 @@ class LightningState(TorchState):
         callbacks = settings.pop("callbacks", None) or []
         callbacks = [callbacks] if isinstance(callbacks, pl.Callback) else list(callbacks)
         for callback in callbacks:
-            if isinstance(callback, _AVERAGES):
-                raise ValueError(
-                    f"{type(callback).__name__} starts its average over with each Trainer, and each world has its own: keep a "
-                    "torch.optim.swa_utils.AveragedModel in the state, and update it in on_train_batch_end"
-                )
-            if isinstance(callback, _RELOADED):
-                raise ValueError(
-                    f"{type(callback).__name__} takes each change of the world for an exception, and the next Trainer would load "
-                    "its file: give run(checkpoint=), from which a job goes on"
-                )
-            if isinstance(callback, _REFUSED):
-                raise ValueError(
-                    f"{type(callback).__name__} tries, or freezes, again with each Trainer, and each world has its own: "
-                    "set the learning rate, the batch size and requires_grad before the LightningState is made"
-                )
+            _refuse_callback(callback, has_logger=settings.get("logger") is not False)
         writes = any(isinstance(callback, pl.callbacks.Checkpoint) for callback in callbacks)
         settings.setdefault("enable_checkpointing", writes)
-        return pl.Trainer(
+        trainer = pl.Trainer(
             strategy=_Strategy(self._wrapped),
             devices=1,
             num_nodes=size(),
@@ -166,6 +151,10 @@ class LightningState(TorchState):
             callbacks=[*callbacks, _Commit(self)],
             **settings,
         )
+        # The Trainer makes one for max_time=.
+        timers = [each for each in trainer.callbacks if isinstance(each, pl.callbacks.Timer)]  # type: ignore[attr-defined]
+        self._clocks = frozenset(timer.state_key for timer in timers)
+        return trainer
 
 
 def _refuse(settings: Mapping[str, Any]) -> None:
@@ -184,6 +173,31 @@ def _refuse(settings: Mapping[str, Any]) -> None:
                 "CSVLogger(version=…) deletes its earlier file with each Trainer, and each world has its own: leave out "
                 "version=, or have run(loggers=) write what state.report is given"
             )
+
+
+def _refuse_callback(callback: pl.Callback, has_logger: bool) -> None:
+    """Raise ``ValueError`` for a callback that would not do in a world what it does in Lightning alone."""
+    name = type(callback).__name__
+    if isinstance(callback, _AVERAGES):
+        raise ValueError(
+            f"{name} starts its average over with each Trainer, and each world has its own: keep a "
+            "torch.optim.swa_utils.AveragedModel in the state, and update it in on_train_batch_end"
+        )
+    if isinstance(callback, _RELOADED):
+        raise ValueError(
+            f"{name} takes each change of the world for an exception, and the next Trainer would load its file: give "
+            "run(checkpoint=), from which a job goes on"
+        )
+    if isinstance(callback, _REFUSED):
+        raise ValueError(
+            f"{name} tries, or freezes, again with each Trainer, and each world has its own: set the learning rate, the batch "
+            "size and requires_grad before the LightningState is made"
+        )
+    if isinstance(callback, pl.callbacks.ModelCheckpoint) and has_logger and callback.monitor and not callback.dirpath:
+        raise ValueError(
+            f"{name}(monitor={callback.monitor!r}) without dirpath= writes to a new folder of the logger with each Trainer, and "
+            "forgets which was the best; each world has its own: give it dirpath=, or run(checkpoint=, checkpoint_best=)"
+        )
 
 
 def _configured(module: pl.LightningModule) -> Any:

@@ -20,6 +20,13 @@ from spark_elastic.lightning import LightningState
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
+QUIET: dict[str, Any] = {
+    "logger": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "accelerator": "cpu",
+}
+
 
 class Net(pl.LightningModule):
     def __init__(self, form: str) -> None:
@@ -83,12 +90,22 @@ def test_a_callback_whose_file_the_next_trainer_would_load_is_refused() -> None:
         state_of("one").trainer(callbacks=pl.callbacks.OnExceptionCheckpoint("unused"), enable_checkpointing=True)
 
 
+def test_a_checkpoint_of_the_best_needs_a_folder_that_outlives_a_world() -> None:
+    best = pl.callbacks.ModelCheckpoint(monitor="val")
+    with pytest.raises(ValueError, match=r"ModelCheckpoint\(monitor='val'\) without dirpath= .*give it dirpath="):
+        state_of("one").trainer(callbacks=best)
+    every = pl.callbacks.ModelCheckpoint()
+    for callbacks in ([every], [pl.callbacks.ModelCheckpoint("unused", monitor="val")]):
+        trainer = state_of("one").trainer(callbacks=callbacks, accelerator="cpu")
+        assert trainer.checkpoint_callbacks == callbacks
+    state_of("one").trainer(callbacks=best, **QUIET)  # without a logger, its folder is always the same
+
+
 def test_a_callback_that_writes_checkpoints_needs_no_further_setting() -> None:
     state = state_of("one")
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
-    assert not state.trainer(**quiet).checkpoint_callbacks
+    assert not state.trainer(**QUIET).checkpoint_callbacks
     callback = pl.callbacks.ModelCheckpoint("unused")
-    assert state.trainer(callbacks=[callback], **quiet).checkpoint_callbacks == [callback]
+    assert state.trainer(callbacks=[callback], **QUIET).checkpoint_callbacks == [callback]
 
 
 @pytest.mark.parametrize("name", ["strategy", "devices", "num_nodes", "use_distributed_sampler"])
@@ -126,8 +143,7 @@ class Fits(Net):
 
 
 def fit(state: LightningState, epochs: int) -> None:
-    quiet: dict[str, Any] = {"enable_progress_bar": False, "logger": False, "accelerator": "cpu"}
-    state.trainer(max_epochs=epochs, **quiet).fit(state.model.module, state.loader)  # type: ignore[attr-defined]
+    state.trainer(max_epochs=epochs, **QUIET).fit(state.model.module, state.loader)  # type: ignore[attr-defined]
 
 
 @pytest.fixture
@@ -244,13 +260,21 @@ def test_a_module_that_asks_for_its_trainer_too_early_is_told_what_to_do() -> No
         LightningState(Asking("one"), loader=ElasticDataLoader(range(8), global_batch_size=4))
 
 
-def test_what_lightning_logs_is_each_ranks_own_and_everything_else_is_compared() -> None:
+class Stopwatch(pl.callbacks.Timer):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("settings", "clock"),
+    [({"max_time": {"hours": 1}}, "Timer"), ({"callbacks": Stopwatch(duration={"hours": 1})}, "Stopwatch")],
+)
+def test_what_lightning_logs_is_each_ranks_own_and_everything_else_is_compared(settings: Any, clock: str) -> None:
     state: Any = state_of("one")
     assert state._compared_values()["progress"] is None
-    callbacks = {"Timer": {"time_elapsed": {"train": 5.77}}, "EarlyStopping": {"wait_count": 1}}
+    state.trainer(**settings, **QUIET)
+    callbacks = {clock: {"time_elapsed": {"train": 5.77}}, "EarlyStopping": {"wait_count": 1}}
     shared = {"loops": {"epoch": 1}, "should_stop": False}
     state.progress = {**shared, "metrics": {"train_loss": torch.tensor(0.5)}, "callbacks": callbacks}
     compared = state._compared_values()["progress"]
     assert compared == {**shared, "callbacks": {"EarlyStopping": {"wait_count": 1}}}
-    assert pl.callbacks.Timer().state_key in callbacks
     assert "optimizers" in state._compared_values()
