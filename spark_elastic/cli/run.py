@@ -162,6 +162,11 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError("--max-restarts needs --restart-on-change, which starts the script again")
     if restarts is not None and restarts < 0:
         raise ValueError(f"--max-restarts must be a whole number from 0 on, not {restarts}")
+    if options.restart_on_change and (options.checkpoint is not None or options.checkpoint_best is not None):
+        raise ValueError(
+            "--checkpoint and --checkpoint-best keep what a State has committed, and a script that is started with "
+            "--restart-on-change has none: it continues from its own checkpoints"
+        )
     for name, value in torchrun_sizes(options.nproc_per_node, options.nnodes).items():
         if getattr(options, name) is not None:
             raise ValueError(f"give either --{name.replace('_', '-')} or torchrun's --nnodes and --nproc-per-node")

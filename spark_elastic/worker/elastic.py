@@ -5,17 +5,19 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import os
 import traceback
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator
 from typing import TypeVar
 
-from spark_elastic.errors import HostsUpdatedInterrupt, WorldChanged
+from spark_elastic.errors import HostsUpdatedInterrupt, TrainingCodeError, WorldChanged
 from spark_elastic.protocol.fault_points import Point
 from spark_elastic.worker import faults
 from spark_elastic.worker.children import ending_children
 from spark_elastic.worker.job import Job, current_job
 from spark_elastic.worker.state.base import State
 from spark_elastic.worker.state.entered import entered_without_job
+from spark_elastic.worker.torchrun import is_one_of_several
 from spark_elastic.worker.tracebacks import text_of
 
 logger = logging.getLogger("spark_elastic")
@@ -31,7 +33,8 @@ def elastic(function: Callable[..., T]) -> Callable[..., T]:
     again, so it has to continue from the state. When all ranks have left ``function``, the call returns this rank's value; a
     loss before that enters ``function`` again. The call blocks while fewer than ``min_np`` workers are left.
 
-    A job has one elastic function, which is called once. Outside a job the function is simply called. Under
+    A job has one elastic function, which is called once. Outside a job the function is simply called, except in a process that
+    torchrun has started as one of several: each would train by itself, and ``TrainingCodeError`` is raised. Under
     ``run(elastic=False)`` it is called once, with the state of the newest durable checkpoint if there is one, and a loss runs
     the whole of the job's function again.
     """
@@ -55,6 +58,12 @@ def elastic(function: Callable[..., T]) -> Callable[..., T]:
             raise TypeError(f"{type(state).__name__}.__init__ has to call super().__init__()")
         job = current_job()
         if job is None:
+            if is_one_of_several():
+                raise TrainingCodeError(
+                    f"this process is one of {os.environ['WORLD_SIZE']} that torchrun, or spark-elastic run "
+                    "--restart-on-change, has started, and each of them would train by itself: start a script that has an "
+                    "elastic function with spark-elastic run, without --restart-on-change"
+                )
             state._begin(None)
             with entered_without_job(state), state._checked_outside():
                 return _ended(function(state, *args, **kwargs))

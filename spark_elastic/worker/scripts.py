@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
@@ -46,6 +46,8 @@ BEAT_SECONDS = 1.0
 # How often a script is started again after failures, unless --max-restarts says otherwise.
 MAX_RESTARTS = 3
 BACKOFF_LIMIT_SECONDS = 30.0
+# Signals that end a script by themselves. Others may follow from another rank's failure, as SIGABRT does with NCCL.
+_SUDDEN = frozenset((signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE))
 # How many bytes of a script's error file are read.
 ERROR_BYTES = 64 * 1024
 
@@ -133,11 +135,16 @@ def _find_fault(
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """How and when a script failed on a rank: the time, in nanoseconds, of its error, or of its end if it reported no error."""
+    """How and when a script failed on a rank.
+
+    at: the time, in nanoseconds, of its error, or at which its end was noticed if it reported no error. is_sudden: whether a
+    signal has ended it that is no consequence of another rank's failure.
+    """
 
     at: int
     story: str
     traceback: str
+    is_sudden: bool = False
 
 
 class _Record:
@@ -158,7 +165,7 @@ class _Record:
         keys = [(f"script/failed/{rank}",) for rank in range(world.size)]
         told = [key for key in keys if self.control.store("check", key, generation=world.generation).amount]
         found = [self.control.store("get", key, generation=world.generation).values[0] for key in told]
-        return min((msgspec.msgpack.decode(each, type=Failure) for each in found), key=lambda failure: failure.at)
+        return first_of([msgspec.msgpack.decode(each, type=Failure) for each in found])
 
     def add_failure(self, generation: int) -> int:
         self.control.store("set", ("script/failed-in",), (str(generation).encode(),), generation=WHOLE_JOB)
@@ -172,6 +179,11 @@ class _Record:
         if last < generation - 1:
             return 0
         return self.control.store("add", ("script/failures",), amount=0, generation=WHOLE_JOB).amount
+
+
+def first_of(failures: Sequence[Failure]) -> Failure:
+    """Return the failure that the others follow from. An end by a signal is noticed late, even after its peers' errors."""
+    return min(failures, key=lambda failure: (not failure.is_sudden, failure.at))
 
 
 def backoff_seconds(failures: int) -> float:
@@ -316,7 +328,7 @@ def read_failure(rank: int, code: int, error_file: int) -> Failure:
     message, traceback = read_error(error_file)
     if message:
         return Failure(os.fstat(error_file).st_mtime_ns, f"the script failed on rank {rank}: {message}", traceback)
-    return Failure(time.time_ns(), f"the script {describe_end(code)} on rank {rank}", traceback)
+    return Failure(time.time_ns(), f"the script {describe_end(code)} on rank {rank}", traceback, -code in _SUDDEN)
 
 
 def read_error(descriptor: int) -> tuple[str, str]:

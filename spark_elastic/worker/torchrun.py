@@ -8,6 +8,11 @@ from spark_elastic.protocol.ticket import DEVICE_VARIABLE
 from spark_elastic.worker.world import World
 
 
+def is_one_of_several() -> bool:
+    """Whether torchrun, or ``spark-elastic run --restart-on-change``, has started this process as one of several."""
+    return "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
+
+
 def rank_variables(world: World) -> dict[str, str]:
     """Return the variables for this worker's rank. A worker that has a GPU sees no other GPU, so its local rank is 0."""
     me = world.me

@@ -112,6 +112,7 @@ def test_a_function_travels_to_where_its_module_is_not(tmp_path: Path, monkeypat
         (["nothing"], "must be a script, module:function, or -m and a module, not 'nothing'"),
         (["-m", "nothing"], "module 'nothing' does not exist"),
         (["json:dumps", "--max-restarts", "3"], "--max-restarts needs --restart-on-change"),
+        (["json:dumps", "--restart-on-change", "--checkpoint", "x"], "continues from its own checkpoints"),
         (["json:dumps", "--nnodes", "2", "--min-np", "2"], "give either --min-np or torchrun's"),
         (["nothing:go"], "No module named 'nothing'"),
         (["json:nothing"], "has no attribute 'nothing'"),

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
-from spark_elastic.errors import HostsUpdatedInterrupt, WorkerLostError
+from spark_elastic.errors import HostsUpdatedInterrupt, TrainingCodeError, WorkerLostError
 from spark_elastic.worker.control import GenerationOverError
 from spark_elastic.worker.elastic import _run, elastic
 from spark_elastic.worker.job import enter_job
@@ -246,3 +246,15 @@ def test_a_function_of_which_nothing_runs_in_the_call_is_refused() -> None:
             elastic(function)
     with pytest.raises(TypeError, match=r"the elastic function returned <generator .* of which nothing has run yet"):
         elastic(lambda state: generator(state))(ObjectState())
+
+
+def test_one_of_several_processes_of_torchrun_is_not_a_world_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each trained a model of its own on all rows."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "mine")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert elastic(lambda state: 3)(ObjectState()) == 3
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(TrainingCodeError, match=r"one of 2 .* would train by itself: .* without --restart-on-change"):
+        elastic(lambda state: 3)(ObjectState())
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID")
+    assert elastic(lambda state: 3)(ObjectState()) == 3, "somebody else may set WORLD_SIZE"

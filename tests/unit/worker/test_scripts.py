@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import signal
 import socket
 import sys
 import time
@@ -141,6 +142,17 @@ def test_the_rank_whose_error_came_first_is_to_blame_even_where_its_process_ende
     monkeypatch.setattr(scripts, "_wait", wait_while_the_other_ends)
     with pytest.raises(WorkerLostError, match="the script failed on rank 0: ValueError: bad; restart 1 of 2"):
         fails(control, 1, rank=1)
+
+
+def test_a_rank_that_was_killed_is_to_blame_although_its_peers_errors_were_seen_first() -> None:
+    descriptor = os.memfd_create("error")
+    broken = scripts.Failure(time.time_ns(), "the script failed on rank 0: RuntimeError: Connection reset by peer", "")
+    killed, aborted = (scripts.read_failure(1, code, descriptor) for code in (-signal.SIGKILL, -signal.SIGABRT))
+    os.close(descriptor)
+    assert broken.at < killed.at
+    assert scripts.first_of([broken, killed]) == killed
+    assert killed.story == "the script was killed by SIGKILL on rank 1"
+    assert scripts.first_of([broken, aborted]) == broken, "NCCL aborts where a peer has failed"
 
 
 def test_an_error_is_told_from_what_its_process_does_as_it_ends() -> None:
