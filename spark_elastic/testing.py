@@ -75,7 +75,7 @@ def fault(
         step: the step at which it strikes; None means every step.
         generation: the generation in which it strikes; None means every generation.
         at: the point within the step: by default when the worker calls ``commit()``, before anything is saved.
-        times: how often it strikes in a job.
+        times: how often it strikes in a job, if the point comes again; a step that survivors keep does not.
         code: the exit code with which ``exit_with`` ends the process.
         grace: how many seconds ``take_away`` leaves the worker.
     """
