@@ -176,7 +176,7 @@ def warnings(manifest: Manifest, workers: int) -> list[str]:
         )
     if share > 2 / min(workers, len(manifest)):
         found.append(
-            f"{manifest.where(biggest)}, holds {share:.0%} of all rows: the workers that read it hold all of it. "
+            f"{manifest.where(biggest)}, holds {share:.0%} of all rows: several workers read and decode it. "
             "Write it as several groups (parquet.block.size)"
         )
     huge = [number for number, group in enumerate(manifest) if group.uncompressed_bytes > HUGE_BYTES]
@@ -185,7 +185,8 @@ def warnings(manifest: Manifest, workers: int) -> list[str]:
         most = size(manifest[worst].uncompressed_bytes)
         found.append(
             f"{len(huge)} row groups take more than {size(HUGE_BYTES)} uncompressed, the largest {most} "
-            f"({manifest.where(worst)}): a worker holds several at a time. Write smaller ones (parquet.block.size)"
+            f"({manifest.where(worst)}): on remote file systems a worker holds the compressed bytes of several at a time, and with "
+            'engine="petastorm" it holds them decoded. Write smaller ones (parquet.block.size)'
         )
     median = _spread(sorted(group.uncompressed_bytes for group in manifest))[1]
     if len(manifest) > 100 * workers and median < TINY_BYTES:
