@@ -185,8 +185,8 @@ def warnings(manifest: Manifest, workers: int) -> list[str]:
         most = size(manifest[worst].uncompressed_bytes)
         found.append(
             f"{len(huge)} row groups take more than {size(HUGE_BYTES)} uncompressed, the largest {most} "
-            f"({manifest.where(worst)}): on remote file systems a worker holds the compressed bytes of several at a time, and with "
-            'engine="petastorm" it holds them decoded. Write smaller ones (parquet.block.size)'
+            f"({manifest.where(worst)}): on remote file systems a worker holds the compressed bytes of several at a time, and "
+            'with engine="petastorm" it holds them decoded. Write smaller ones (parquet.block.size)'
         )
     median = _spread(sorted(group.uncompressed_bytes for group in manifest))[1]
     if len(manifest) > 100 * workers and median < TINY_BYTES:
