@@ -215,7 +215,17 @@ class JobCancelledError(SparkElasticError):
 
 
 class ScriptFailedError(SparkElasticError):
-    """A ``--restart-on-change`` script failed more often than it may. The job then fails with ``TrainingFailedError``."""
+    """A ``--restart-on-change`` script failed more often than it may. The job then fails with ``TrainingFailedError``.
+
+    ``script_traceback`` is what torch's ``@record`` has written in the script; empty if it has written nothing.
+    """
+
+    is_final = True
+
+    def __init__(self, message: str, script_traceback: str = "") -> None:
+        """Store both without checks."""
+        super().__init__(message)
+        self.script_traceback = script_traceback
 
 
 class WorldChanged(Exception):

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Protocol
 
 from spark_elastic._text import as_utf8, shortened
-from spark_elastic.errors import SparkElasticError, WorkerLostError
+from spark_elastic.errors import ScriptFailedError, SparkElasticError, WorkerLostError
 from spark_elastic.protocol import messages as m
 from spark_elastic.protocol.connection import Connection, ConnectionLostError, encode
 from spark_elastic.protocol.reports import Report
@@ -133,7 +133,9 @@ class ControlClient:
         if getattr(error, "is_final", False):
             fatal = True
             text = str(error) if kind else text
-        self.raised(text, find_line(error), format_for_user(error), fatal, kind)
+        # The frames of this package above a script tell nothing of it.
+        report = error.script_traceback if isinstance(error, ScriptFailedError) else format_for_user(error)
+        self.raised(text, find_line(error), report, fatal, kind)
 
     def raised(self, error: str, where: str, report: str, fatal: bool = False, kind: str = "") -> None:
         """Tell the driver that something was raised, ``where`` as file:line; nothing more comes from this worker."""

@@ -11,7 +11,7 @@ import cloudpickle
 import msgspec
 
 from spark_elastic._script import remember_script
-from spark_elastic.errors import NotInWorldError, ScriptFailedError
+from spark_elastic.errors import NotInWorldError
 from spark_elastic.protocol.fault_points import Point
 from spark_elastic.protocol.messages import WHOLE_JOB
 from spark_elastic.protocol.ticket import Payload, Ticket
@@ -66,9 +66,9 @@ def _call(control: ControlClient, payload: Payload) -> int:
         value = call() if payload.elastic else call_in_fixed_world(job, call)
     except BaseException as error:
         job.reporter.left_early()
-        # In a fixed world the other ranks would wait in vain for a rank that has raised. The two kinds of errors named here
-        # would recur in every attempt.
-        control.failed(error, fatal=not payload.elastic or isinstance(error, (NotInWorldError, ScriptFailedError)))
+        # In a fixed world the other ranks would wait in vain for a rank that has raised. The error named here would recur in
+        # every attempt.
+        control.failed(error, fatal=not payload.elastic or isinstance(error, NotInWorldError))
         return 1
     world = job.world
     faults.reached(

@@ -125,9 +125,9 @@ def _find_fault(
     first = record.first_failure(world)
     failures = record.add_failure(world.generation)
     if failures > plan.max_restarts:
-        more = f"\n\n{first.traceback.rstrip()}" if first.traceback else "; its output says more"
+        more = "" if first.traceback else "; its output says more"
         raise ScriptFailedError(
-            f"{first.story}. That was failure {failures} of max_restarts={plan.max_restarts} + 1{more}"
+            f"{first.story}. That was failure {failures} of max_restarts={plan.max_restarts} + 1{more}", first.traceback
         )
     if first.traceback:
         logger.warning("%s\n%s", first.story, first.traceback.rstrip())
