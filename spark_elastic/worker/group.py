@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -36,6 +37,9 @@ logger = logging.getLogger("spark_elastic")
 
 # This package's backends are registered with torch under this prefix and the library's name.
 PREFIX = "elastic_"
+# How long an error in a group of user code waits for the sign that a rank was lost. A process that dies closes its connections
+# one after the other, those of such groups perhaps first.
+SIGN_SECONDS = 1.0
 
 
 class Group:
@@ -85,7 +89,7 @@ class Group:
         self._translate = translate
         store = dist.PrefixStore("watched", self._store)
         backends = {name: backend.group for name, backend in self._backends.items() if backend.group is not None}
-        self.watched = self._watched(store, self._rank, self._size, backends, self._watch)
+        self.watched = self._watched(store, self._rank, self._size, backends, self._watch, translate)
         _offer(self)
         name = ",".join(f"{device}:{PREFIX}{name}" for device, name in self._devices.items())
         dist.init_process_group(
@@ -101,15 +105,26 @@ class Group:
         The collectives of such a group are not counted, because not all ranks take part in them.
         """
         rank, size = options.group_rank, options.group_size
-        backends = {
-            name: backend.subgroup(dist.PrefixStore(name, options.store), rank, size)
-            for name, backend in self._backends.items()
-        }
+        try:
+            backends = {
+                name: backend.subgroup(dist.PrefixStore(name, options.store), rank, size)
+                for name, backend in self._backends.items()
+            }
+        except RuntimeError as error:
+            self._translate_late(error)
+            raise
         if self._aborted.is_set():
             raise WorkerLostError("the generation ended while a group was being built")
         watch = Watch(self._in_order)
         self._others = [*(other for other in self._others if other() is not None), weakref.ref(watch)]
-        return self._watched(options.store, rank, size, backends, watch)
+        return self._watched(options.store, rank, size, backends, watch, self._translate_late)
+
+    def _translate_late(self, error: RuntimeError) -> None:
+        """Raise that a rank was lost, if that shows within a moment, in place of an error in a group of user code."""
+        deadline = time.monotonic() + SIGN_SECONDS
+        while not self.is_broken() and time.monotonic() < deadline:
+            self._aborted.wait(0.01)
+        self._translate(error)
 
     @property
     def _devices(self) -> dict[str, str]:
@@ -117,13 +132,19 @@ class Group:
         return {device: name for name, backend in self._backends.items() for device in backend.devices}
 
     def _watched(
-        self, store: dist.Store, rank: int, size: int, groups: Mapping[str, CollectiveGroup], watch: Watch
+        self,
+        store: dist.Store,
+        rank: int,
+        size: int,
+        groups: Mapping[str, CollectiveGroup],
+        watch: Watch,
+        translate: Translate,
     ) -> WatchedGroup:
         backends = {
             device: (self._backends[name].kind, groups[name], self._backends[name].guard)
             for device, name in self._devices.items()
         }
-        return WatchedGroup(store, rank, size, backends, watch, self._translate)
+        return WatchedGroup(store, rank, size, backends, watch, translate)
 
     def allgather(self, tensors: list[torch.Tensor], mine: torch.Tensor, name: str) -> dist.Work:
         """Begin to fill ``tensors`` with those of all ranks, apart from torch's default group. ``name`` is how it is noted."""

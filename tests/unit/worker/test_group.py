@@ -72,6 +72,44 @@ def test_a_group_that_user_code_makes_after_the_abort_is_refused(group: Group, m
         group.subgroup(SimpleNamespace(store=dist.HashStore(), group_rank=0, group_size=1))
 
 
+@pytest.mark.parametrize("call", ["a collective", "new_group"])
+def test_an_error_in_a_group_of_user_code_waits_for_the_sign_that_a_rank_was_lost(
+    group: Group, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """The connections of such a group may end ahead of those of the host's. The error was taken for the user's."""
+
+    def fails(*args: object) -> Any:
+        sign.start()
+        raise RuntimeError("Connection reset by peer")
+
+    def translate(error: RuntimeError) -> None:
+        if group.is_broken():
+            raise WorkerLostError(str(error))
+
+    sign = threading.Timer(0.2, group.abort)
+    group._translate = translate
+    monkeypatch.setattr(Gloo, "subgroup", fails if call == "new_group" else lambda *args: dist.HashStore())
+    monkeypatch.setattr(Group, "_watched", lambda self, store, rank, size, groups, watch, translate: translate)
+
+    def use() -> None:
+        late: Any = group.subgroup(SimpleNamespace(store=dist.HashStore(), group_rank=0, group_size=1))
+        try:
+            fails()
+        except RuntimeError as error:
+            late(error)
+
+    with pytest.raises(WorkerLostError, match="Connection reset"):
+        use()
+    sign.join()
+
+
+def test_an_error_in_a_group_of_user_code_stays_the_users_where_no_rank_was_lost(
+    group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spark_elastic.worker.group.SIGN_SECONDS", 0.01)
+    group._translate_late(RuntimeError("of other sizes"))
+
+
 def test_a_group_is_closed_without_waiting_until_the_devices_has_been_freed(
     group: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,7 +150,7 @@ def test_a_closed_group_forgets_what_its_groups_of_user_code_wait_for(
 ) -> None:
     """Torch and the user may hold such a group for longer, and a work holds tensors."""
     monkeypatch.setattr(Gloo, "subgroup", lambda *args: None)
-    monkeypatch.setattr(Group, "_watched", lambda *args: args[-1])
+    monkeypatch.setattr(Group, "_watched", lambda self, store, rank, size, groups, watch, translate: watch)
     watch: Any = group.subgroup(SimpleNamespace(store=dist.HashStore(), group_rank=0, group_size=1))
     watch.entered(SimpleNamespace(is_completed=lambda: False), "allreduce")
     group.close()
