@@ -112,3 +112,6 @@ def test_a_model_keeps_the_types_of_its_training_and_whole_numbers_get_a_hint() 
     assert [entry.dtype for entry in model.layout.inputs] == ["int64"]
     with pytest.raises(ValueError, match=r"cannot be called.* it takes fractional numbers: cast 'n' to double"):
         fitting(nn.Linear(1, 1))[1].checked_on(batch)
+    batch["n"] = torch.zeros(7, 3, dtype=torch.uint8)  # as of a binary column, which Spark does not cast
+    with pytest.raises(ValueError, match=r"it takes fractional numbers: call \.float\(\) on 'n' in forward"):
+        fitting(nn.Linear(3, 1))[1].checked_on(batch)
