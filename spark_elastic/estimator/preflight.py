@@ -168,11 +168,11 @@ def _hint(model: torch.nn.Module, candidates: Sequence[Layout], batch: Mapping[s
     for candidate in candidates if whole else ():
         with contextlib.suppress(Exception):
             candidate.call(copy.deepcopy(model), fractional)
-            numbers = all(batch[name].dim() == 1 for name in whole)
-            how = (
-                "cast {} to double" if numbers else "call .float() on {} in forward"
-            )  # Spark casts no bytes, and arrays by type
-            return f"; it takes fractional numbers: {how.format(', '.join(map(repr, whole)))}"
+            columns = ", ".join(map(repr, whole))
+            # Spark casts neither bytes nor arrays to double.
+            is_cast = all(batch[name].dim() == 1 for name in whole)
+            how = f"cast {columns} to double" if is_cast else f"call .float() on {columns} in forward"
+            return f"; it takes fractional numbers: {how}"
     return ""
 
 
