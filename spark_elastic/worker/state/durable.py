@@ -70,7 +70,7 @@ class Durable:
         value = self._scores.committed(steps or 0)
         if value is not None:
             self._score(state, checkpoints, world, value)
-        elif self._scored is not None and steps is not None and self._scored_at == steps:
+        elif steps is not None and self._scored_at == steps:
             self._still_scored = self._commits.last_of(world)  # no step has changed the weights
         if world.rank == 0 and not self._is_in_parts and checkpoints.is_due():
             self._commits.settle()

@@ -146,7 +146,7 @@ def test_the_rank_whose_error_came_first_is_to_blame_even_where_its_process_ende
 
 def test_a_rank_that_was_killed_is_to_blame_although_its_peers_errors_were_seen_first() -> None:
     descriptor = os.memfd_create("error")
-    broken = scripts.Failure(time.time_ns(), "the script failed on rank 0: RuntimeError: Connection reset by peer", "")
+    broken = scripts.Failure(1, "the script failed on rank 0: RuntimeError: Connection reset by peer", "")
     killed, aborted = (scripts.read_failure(1, code, descriptor) for code in (-signal.SIGKILL, -signal.SIGABRT))
     os.close(descriptor)
     assert broken.at < killed.at
