@@ -12,7 +12,7 @@ from spark_elastic.driver.generation import Generation
 from spark_elastic.driver.holders import tell_slices
 from spark_elastic.driver.job_state import JobState
 from spark_elastic.driver.joining import find_interrupt
-from spark_elastic.driver.losses import lose_state
+from spark_elastic.driver.losses import abort_if_due, lose_state
 from spark_elastic.driver.phases import WorkerChange, WorkerPhase, WorldChange, WorldPhase
 from spark_elastic.driver.ranks import assign_ranks
 from spark_elastic.driver.voting import find_to_call_back, have_all_delivered, have_all_voted
@@ -25,6 +25,7 @@ def advance(job: JobState) -> None:
     """Do whatever has become possible."""
     if not job.settings.elastic and job.world is not None and job.world.phase is WorldPhase.BREAKING:
         _run_again(job, job.world)
+    abort_if_due(job)
     _start_workers(job)
     job.order(*job.roster.release_drained())
     _finish_if_voted(job)

@@ -20,6 +20,9 @@ class Generation:
     # The workers that have answered the abort, and among them those that can go back to their last commit.
     answered: set[int] = field(default_factory=set)
     holding: set[int] = field(default_factory=set)
+    # The workers that are called back once it is ``abort_at``: until then, ranks that are about to raise may do so.
+    to_abort: list[int] = field(default_factory=list)
+    abort_at: float = 0.0
     # Whether the device's group has been aborted, which comes after all answers.
     device_aborted: bool = False
     raised: set[int] = field(default_factory=set)

@@ -14,6 +14,10 @@ from spark_elastic.errors import TrainingFailedError, WorkerFailure, name_worker
 from spark_elastic.protocol.messages import CommitId
 from spark_elastic.protocol.records import HostCooling, NewcomersPaused, StateLost, WorkerLost, WorldBroken
 
+# How long a world in which a rank has raised waits before its other ranks are called back. A mistake in user code is usually
+# one on all ranks, and who is called back a moment before raising it would train on, until the next world raises it.
+RAISE_SECONDS = 0.5
+
 # ---------------------------------------------------------------------- a worker
 
 
@@ -65,6 +69,10 @@ def _lose_member(job: JobState, world: Generation, worker: Worker) -> None:
     if worker.phase is not WorkerPhase.READY:  # a worker that is ready has left all collectives
         if is_joining:
             _count_failed_newcomer(job, world, worker, failure.cause)
+        if not failure.traceback:
+            world.abort_at = job.now
+        elif world.phase in (WorldPhase.RUNNING, WorldPhase.INTERRUPTING):
+            world.abort_at = job.now + RAISE_SECONDS
         break_world(job, failure.as_loss(), worker.worker, is_newcomers=is_joining)
     if not job.over and not job.members:
         _all_members_lost(job, world)
@@ -117,8 +125,19 @@ def break_world(job: JobState, reason: str, lost: int | None = None, is_newcomer
     fresh = [worker for worker in waiting if worker.awaited_since is None]
     for worker in fresh:
         worker.awaited_since = job.now
-    if fresh:
-        job.order(do.AbortWorld(world.generation, tuple(worker.worker for worker in fresh), world.broken_by))
+    world.to_abort += [worker.worker for worker in fresh]
+    abort_if_due(job)
+
+
+def abort_if_due(job: JobState) -> None:
+    """Call back the ranks of a broken world that have not come back by themselves, once that has not to wait any more."""
+    world = job.world
+    if world is None or not world.to_abort or job.now < world.abort_at:
+        return
+    awaited = tuple(n for n in world.to_abort if n in job.workers and job.workers[n].awaited_since is not None)
+    world.to_abort.clear()
+    if awaited:
+        job.order(do.AbortWorld(world.generation, awaited, world.broken_by))
 
 
 def note_survivors_commit(job: JobState, commit: CommitId | None) -> None:

@@ -48,6 +48,7 @@ def _validate_world(world: Generation, job: JobState) -> None:
     if phase in (WorldPhase.RUNNING, WorldPhase.INTERRUPTING, WorldPhase.FINISHING):
         assert world.was_formed, f"a world that is {phase.name} has formed"
     assert world.acknowledged == members or not world.was_formed, "a world has formed when all have acknowledged"
+    assert not world.to_abort or phase is WorldPhase.BREAKING, "nobody is called back from a world that goes on"
     assert bool(world.broken_by) == (phase is WorldPhase.BREAKING), "why a world breaks is known, and of no other"
 
 

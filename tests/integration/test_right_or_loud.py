@@ -135,6 +135,41 @@ def test_an_exception_whose_text_cannot_be_read_is_told_with_its_traceback(elast
         )
 
 
+def test_random_numbers_of_an_object_state_go_back_with_it() -> None:
+    """Survivors draw again what they drew after their last commit; a newcomer has numbers of its own."""
+
+    def draw() -> dict[int, tuple[float, ...]]:
+        import random
+
+        import numpy
+        import torch
+
+        import spark_elastic as se
+
+        for seed in (random.seed, numpy.random.seed, torch.manual_seed):
+            seed(5)
+        drawn: dict[int, tuple[float, ...]] = {}
+
+        @se.elastic
+        def train(state: se.ObjectState) -> None:
+            while state.step < 8:
+                drawn[state.step] = random.random(), float(numpy.random.random()), float(torch.rand(1))
+                se.barrier()
+                state.step += 1
+                state.commit()
+
+        train(se.ObjectState(step=0))
+        return drawn
+
+    quiet = spark_elastic.run(draw, num_proc=2, min_np=2, max_np=2, local=True)
+    assert not set(quiet[0].values()) & set(quiet[1].values())
+    with inject(kill(rank=1, step=4)):
+        survivor, newcomer = spark_elastic.run(draw, num_proc=2, min_np=2, max_np=2, local=True)
+    assert survivor == quiet[0]
+    assert set(newcomer) <= set(range(3, 8))
+    assert not set(newcomer.values()) & set(quiet[0].values())
+
+
 def test_objects_of_classes_that_only_the_script_has_are_gathered_and_broadcast() -> None:
     class Found:
         def __init__(self, rank: int) -> None:

@@ -19,7 +19,7 @@ from spark_elastic.driver.settings import JobSettings
 from spark_elastic.driver.validation import validate
 from spark_elastic.errors import SparkElasticError
 from spark_elastic.protocol.messages import Activity, CommitId, Slices
-from spark_elastic.protocol.records import Record
+from spark_elastic.protocol.records import Record, WorldBroken
 
 R = TypeVar("R")
 
@@ -214,6 +214,9 @@ class Script:
 
     def come_back(self, *workers: int, reason: str = "a peer was lost") -> None:
         """Survivors answer the abort and stand at the elastic function again; all living members by default."""
+        if self.job.world is not None and self.job.world.to_abort:
+            self.now += max(0.0, self.job.world.abort_at - self.job.now)
+            self.send(ev.Tick())
         for worker in workers or self.living:
             process = self.processes.get(worker)
             if process is not None and process.phase != "ready" and not process.fenced:
@@ -343,6 +346,8 @@ class Script:
                     assert all(w in answered or self.processes[w].phase == "ready" for w in workers)
                 case do.AbortWorld(generation, _, _) | do.InterruptWorld(generation, _):
                     assert generation == self.generation, f"{command} is for a stale generation"
+                    self._world_is_over = True
+                case do.Record(WorldBroken()):
                     self._world_is_over = True
                 case do.FinishWorld(generation, workers):
                     assert generation == self.generation

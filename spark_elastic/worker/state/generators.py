@@ -1,4 +1,4 @@
-"""The random number generators of a process, whose states a commit keeps.
+"""The random number generators of a process, whose states a commit keeps, and with which a newcomer begins.
 
 Asking NumPy and Python for the states of their generators takes longer than everything else that a small commit does in Python,
 and in most steps nothing draws numbers from them. Therefore a generator's memory is compared with its content at the last
@@ -17,6 +17,8 @@ import numpy
 import torch
 
 from spark_elastic.data.randomness import RandomStates
+from spark_elastic.worker.job import current_job
+from spark_elastic.worker.world import World
 
 # The words of a Mersenne Twister's state and the position in them, as NumPy lays them out.
 _TWISTER_BYTES = 625 * 4
@@ -41,6 +43,17 @@ class Generators:
             self._numpy = image, numpy.random.get_state()
         cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
         return self._python[1], self._numpy[1], torch.get_rng_state(), cuda
+
+
+def seed_newcomer(world: World) -> None:
+    """Seed all generators of a rank that has no commit of its own, differently on each rank and in each generation."""
+    job = current_job()
+    attempt = 0 if job is None or job.checkpoints is None else job.checkpoints.attempt
+    seeds = numpy.random.SeedSequence([torch.initial_seed() % 2**64, attempt, world.generation, world.rank])
+    first, second, third = (int(word) for word in seeds.generate_state(3, numpy.uint32))
+    random.seed(first)
+    numpy.random.seed(second)
+    torch.manual_seed(third)
 
 
 def _image_of_python() -> tuple[object, ...]:

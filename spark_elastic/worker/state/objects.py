@@ -13,6 +13,7 @@ import torch
 
 from spark_elastic.checkpoint.skeleton import PLAIN, Lender, map_tree
 from spark_elastic.data.loader import TakesWorld, has_part
+from spark_elastic.data.randomness import RandomStates, set_random_states
 from spark_elastic.errors import CheckpointError, SparkElasticError, StateLostError, TrainingCodeError, final
 from spark_elastic.worker.checks.aliases import check_aliases, check_live, watch_loads
 from spark_elastic.worker.checks.plain_values import find_unequal
@@ -24,6 +25,7 @@ from spark_elastic.worker.context import device
 from spark_elastic.worker.job import Job, current_job, present_world
 from spark_elastic.worker.state.base import State
 from spark_elastic.worker.state.commits import Commits
+from spark_elastic.worker.state.generators import Generators, seed_newcomer
 from spark_elastic.worker.state.inference import outside_inference_mode
 from spark_elastic.worker.state.keepers import Keeper, OnDevice, dividing_keeper
 from spark_elastic.worker.state.keepers.keeper import Content
@@ -60,6 +62,10 @@ class ObjectState(State):
     A loader of ``spark_elastic.data`` that is given as ``loader`` continues from the last commit, and each rank gets its share
     of the rows.
 
+    Each rank has its own random number generators (Python, NumPy, torch, CUDA). They are saved with commits and never sent.
+    Those of a newcomer, and of a job that resumes from a durable checkpoint, are derived from (``torch.initial_seed()``,
+    attempt, generation, rank).
+
     Raises ``TrainingCodeError`` for tensors, and for containers of tensors, that share their memory with a module or an
     optimizer of the state, as those of ``module.state_dict()`` do: these would keep changing here, but be copies on other
     ranks.
@@ -84,6 +90,7 @@ class ObjectState(State):
         self._looked_at: Counter[str] = Counter()
         self._keeper = self._keeper_class()
         self._commits = Commits(self._keeper)
+        self._generators = Generators()
         # The structure of the objects when the job begins, which is also that of newcomers; None outside a job.
         self._first_structure: Structure | None = None
         # Which objects are where then.
@@ -408,8 +415,11 @@ class ObjectState(State):
     def _loader_in_use(self) -> object:
         return vars(self).get("loader")
 
-    def _own_part(self) -> object:
-        """Copy what belongs to this rank alone. ``_load_own`` loads the copy."""
+    def _own_part(self) -> tuple[Snapshot | None, RandomStates]:
+        """Copy what belongs to this rank alone: its local objects and its random numbers. ``_load_own`` loads the copy."""
+        return self._copy_local(), self._generators.states()
+
+    def _copy_local(self) -> Snapshot | None:
         if not self._local:
             return None
         if self._commits.index == 1:  # by the second commit in a generation, the loop has set its attributes
@@ -448,14 +458,20 @@ class ObjectState(State):
             vars(self)[name] = vars(self).pop(name)
 
     def _load_own(self, own: object) -> None:
-        if isinstance(own, Snapshot):
-            assert own.places is not None, "it was taken here"
-            if own.put_back is not None:
-                own.put_back()
-            self._load_back(own.view(copies=False), own.places)
+        if own is None:  # the commit was received, and the generation is not sealed yet
+            return
+        assert isinstance(own, tuple), "_own_part made it"
+        values, generators = own
+        if values is not None:
+            assert values.places is not None, "it was taken here"
+            if values.put_back is not None:
+                values.put_back()
+            self._load_back(values.view(copies=False), values.places)
+        set_random_states(generators)
 
     def _own_as_newcomer(self, world: World) -> None:
-        """Set up the parts of this rank alone, which a newcomer never receives."""
+        """Set up what belongs to this rank alone, which a newcomer never receives."""
+        seed_newcomer(world)
 
     def _forget_newer(self, names: Iterable[str]) -> None:
         """Drop objects that have been added since the last commit."""

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import random
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-import numpy
 import torch
 
 from spark_elastic.data.loader import Accountable, Countable, RowSource, TakesWorld, has_part, shards_of_loader
-from spark_elastic.data.randomness import seed_all, set_random_states
+from spark_elastic.data.randomness import seed_all
 from spark_elastic.errors import SparkElasticError
 from spark_elastic.worker.checks.fingerprint import BUFFER, Named
 from spark_elastic.worker.checks.outside_a_job import checked_outside
@@ -24,12 +22,10 @@ from spark_elastic.worker.ddp import DistributedDataParallel
 from spark_elastic.worker.job import Job, current_job
 from spark_elastic.worker.module_registers import non_persistent_buffers, stepped
 from spark_elastic.worker.shards.sharding import Sharding
-from spark_elastic.worker.state.generators import Generators
 from spark_elastic.worker.state.keepers import Keeper, keeper_maker
 from spark_elastic.worker.state.objects import ObjectState
 from spark_elastic.worker.state.snapshot import find_objects, find_trained_tensors, has_state_dict
 from spark_elastic.worker.state.structure import names_of_parameters
-from spark_elastic.worker.world import World
 from spark_elastic.worker.zero import ZeroRedundancyOptimizer, find_divisible
 
 # What may be left out, and is None then.
@@ -39,7 +35,7 @@ _PARTS_OF_LOADERS = (TakesWorld, RowSource, Accountable, Countable)
 
 
 class TorchState(ObjectState):
-    """The state of a training job: models, optimizers, schedulers, a loader, random number generators, and any objects.
+    """The state of a training job: models, optimizers, schedulers, a loader, random numbers, and any objects.
 
     Args:
         model, optimizer, scheduler: ordinary objects with a state dict; more of them may be given under other names.
@@ -52,9 +48,7 @@ class TorchState(ObjectState):
         redundancy: with slices, how many neighbours in the ring of ranks may be lost at once, 1 or 2.
         objects: everything else in the state, by names that become attributes, such as ``epoch=0``.
 
-    Each rank has its own random number generators (Python, NumPy, torch, CUDA). They are saved with commits and never sent.
-    Those of a newcomer, and of a job that resumes from a durable checkpoint, are derived from (``torch.initial_seed()``,
-    attempt, generation, rank).
+    Random numbers are kept as ``ObjectState`` says.
 
     ``commit="copy"`` keeps two copies of the state on the device where it is; ``commit="host"`` keeps them in pinned host
     memory instead, for states that leave a GPU too little room. On a GPU a copy is waited for only at the next commit (see
@@ -96,7 +90,6 @@ class TorchState(ObjectState):
         ``redundancy``, and whatever ``ObjectState`` raises.
         """
         self._keeper_class, self._redundancy = self._keeper_maker(commit, redundancy), redundancy
-        self._generators = Generators()
         given = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": loader}
         for name, value in given.items():
             if isinstance(value, type):
@@ -255,26 +248,6 @@ class TorchState(ObjectState):
                     f"a DistributedDataParallel around {type(model.module).__name__} is not in the State, so its weights would "
                     "not be kept equal on all ranks, nor given to newcomers; put it there"
                 )
-
-    def _own_part(self) -> object:
-        return super()._own_part(), self._generators.states()
-
-    def _load_own(self, own: object) -> None:
-        if own is None:  # the commit was received, and the generation is not sealed yet
-            return
-        assert isinstance(own, tuple)
-        values, generators = own
-        super()._load_own(values)
-        set_random_states(generators)
-
-    def _own_as_newcomer(self, world: World) -> None:
-        job = current_job()
-        attempt = 0 if job is None or job.checkpoints is None else job.checkpoints.attempt
-        seeds = numpy.random.SeedSequence([torch.initial_seed() % 2**64, attempt, world.generation, world.rank])
-        first, second, third = (int(word) for word in seeds.generate_state(3, numpy.uint32))
-        random.seed(first)
-        numpy.random.seed(second)
-        torch.manual_seed(third)
 
 
 def _parameters_in(tree: Mapping[str, object]) -> list[torch.nn.Parameter]:

@@ -8,6 +8,7 @@ import pytest
 from machine_script import Script, running, wait_in_collectives
 
 from spark_elastic.driver import commands as do
+from spark_elastic.driver.losses import RAISE_SECONDS
 from spark_elastic.driver.setbacks import LOST_WORLDS_LIMIT
 from spark_elastic.errors import StateLostError, TrainingFailedError
 from spark_elastic.protocol.messages import CommitId
@@ -137,6 +138,46 @@ def test_a_job_whose_workers_can_never_connect_to_each_other_ends() -> None:
         script.come_back()
         script.boot(*(process.worker for process in list(script.processes.values()) if process.phase == "starting"))
     pytest.fail(f"after {script.now - 100:.0f} s, in generation {script.generation}, nobody has been told")
+
+
+def test_a_mistake_on_all_ranks_ends_the_job_although_they_come_to_it_one_after_the_other() -> None:
+    script = running("a", "b", "c")
+    script.commit()
+    script.raises(1)
+    script.pass_time(RAISE_SECONDS * 0.9)
+    script.raises(0)
+    assert not any(isinstance(command, do.AbortWorld) for command in script.told)
+    script.raises(2)
+    assert str(script.error).startswith("all 3 workers of the world raised")
+    assert len(script.worlds) == 1
+
+
+def test_the_others_are_called_back_as_soon_as_they_had_the_time_to_raise_the_same() -> None:
+    script = running("a", "b", "c")
+    script.commit()
+    assert script.since(lambda: script.raises(1)).of(do.AbortWorld) == []
+    assert script.machine.deadline() == pytest.approx(script.now + RAISE_SECONDS)
+    told = script.since(lambda: script.pass_time(RAISE_SECONDS))
+    assert [command.workers for command in told.of(do.AbortWorld)] == [(0, 2)]
+    assert script.since(lambda: script.pass_time(5)).of(do.AbortWorld) == []
+
+
+def test_a_worker_that_dies_meanwhile_ends_the_wait_for_others_to_raise() -> None:
+    script = running("a", "b", "c")
+    script.commit()
+    script.raises(1)
+    assert [command.workers for command in script.since(lambda: script.kill(2)).of(do.AbortWorld)] == [(0,)]
+
+
+def test_who_comes_back_while_others_may_still_raise_is_not_called_back() -> None:
+    script = running("a", "b", "c")
+    script.commit()
+    script.raises(1)
+    script.ready(0, "a connection ended")
+    told = script.since(lambda: script.pass_time(RAISE_SECONDS))
+    assert [command.workers for command in told.of(do.AbortWorld)] == [(2,)]
+    script.come_back()
+    assert script.ranks[:2] == [0, 2]
 
 
 def test_a_failure_names_every_worker() -> None:
