@@ -54,6 +54,12 @@ class CommHook:
                 )
             self._beginning = {name: copy.deepcopy(value) for name, value in _attributes(state) if name != _GROUP}
 
+    @classmethod
+    def wait_for_last(cls) -> None:
+        """Wait until the last bucket is reduced, if its hook sends it in several collectives. Raises what torch raises."""
+        if cls._last is not None:
+            cls._last.wait()
+
     def register(self, ddp: nn.parallel.DistributedDataParallel) -> None:
         """Register the hook with the torch wrapper of the present world."""
         for name, value in self._beginning.items():

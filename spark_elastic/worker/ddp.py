@@ -21,6 +21,7 @@ from spark_elastic.checkpoint.skeleton import WRAPPER_MARK
 from spark_elastic.data.deliveries import Delivery, deliveries, weight_of_rank
 from spark_elastic.data.loader import RowSource
 from spark_elastic.errors import SparkElasticError, TrainingCodeError, WorkerLostError
+from spark_elastic.worker.backward import wait_in_backward
 from spark_elastic.worker.boundaries import mark_inputs, mark_outputs, tensors_of
 from spark_elastic.worker.checks.early_gradients import warn_of_early_gradients
 from spark_elastic.worker.checks.kept_losses import warn_of_kept_losses
@@ -134,6 +135,8 @@ class _Call:
             ddp.reducer._rebuild_buckets()
             ddp.reducer.prepare_for_backward([])
         model._keep(_pass=task)
+        if model._world is not None:
+            wait_in_backward(model._world)
 
 
 # All wrappers of this process that are still alive.

@@ -157,6 +157,14 @@ class Group:
         """Return the first reduction that was entered through torch's default group since the last call; None if none was."""
         return self._watch.take_reduction()
 
+    def begin_pass(self, task: int) -> bool:
+        """Note which backward pass has begun. Return False if that is known already."""
+        return self._watch.begin_pass(task)
+
+    def end_pass(self) -> list[dist.Work]:
+        """Return the reductions that were entered since ``begin_pass``, in order."""
+        return self._watch.end_pass()
+
     def froze(self, model: str) -> None:
         """Note that this model, which was called last, has no parameter that requires a gradient; empty if it has one."""
         self._watch.frozen = model

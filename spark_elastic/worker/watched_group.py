@@ -28,7 +28,8 @@ _NO_TIMEOUT = timedelta(0)
 Guard = Callable[[dist.Work], dist.Work]
 # Raises ``WorkerLostError`` in place of a library's error if a rank was lost, else nothing.
 Translate = Callable[[RuntimeError], None]
-# The calls that all ranks have to make in the same order. TRANSFERS involve only some ranks, and are therefore not counted.
+# The calls that all ranks have to make in the same order, by torch's older and newer names. TRANSFERS involve only some ranks,
+# and are therefore not counted.
 COLLECTIVES = (
     "allreduce",
     "allreduce_coalesced",
@@ -45,6 +46,11 @@ COLLECTIVES = (
     "_reduce_scatter_base",
     "alltoall",
     "alltoall_base",
+    "all_gather_single",
+    "all_gather_single_coalesced",
+    "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
+    "all_to_all_single",
     "barrier",
 )
 TRANSFERS = ("send", "recv", "recv_anysource")
@@ -75,6 +81,9 @@ class Watch:
         self._lock = threading.Lock()
         self._pending: list[dist.Work] = []
         self._reduction: dist.Work | None = None
+        # The present backward pass, and the reductions that it has entered; -1 if none is known.
+        self._pass = -1
+        self._reductions_of_pass: list[dist.Work] = []
         self._known: dist.Work | None = None
 
     def entered(self, work: dist.Work | None, name: str, is_collective: bool = True) -> None:
@@ -90,11 +99,25 @@ class Watch:
         """Note that a collective was entered whose result depends on every rank."""
         if self._reduction is None:
             self._reduction = work
+        if self._pass != -1 and work is not None:
+            self._reductions_of_pass.append(work)
 
     def take_reduction(self) -> dist.Work | None:
         """Return the first work that ``reduces`` was given since the last call."""
         work, self._reduction = self._reduction, None
         return work
+
+    def begin_pass(self, task: int) -> bool:
+        """Note which backward pass has begun. Return False if that is known already."""
+        if self._pass == task:
+            return False
+        self._pass, self._reductions_of_pass = task, []
+        return True
+
+    def end_pass(self) -> list[dist.Work]:
+        """Return the reductions that were entered since ``begin_pass``."""
+        works, self._pass, self._reductions_of_pass = self._reductions_of_pass, -1, []
+        return works
 
     def compares(self, change: str) -> None:
         """Note that the next collective compares a change of what models train, which all ranks have to make at this point."""
@@ -120,6 +143,7 @@ class Watch:
         """Drop the works, which hold tensors."""
         with self._lock:
             self._pending, self._known, self._reduction = [], None, None
+        self.end_pass()
 
 
 def _incomplete(works: list[dist.Work]) -> list[dist.Work]:

@@ -45,7 +45,10 @@ def test_code_that_swallows_the_loss_of_a_worker_goes_on_from_the_last_commit() 
     assert set(results) == {8}
 
 
-@pytest.mark.parametrize("way", ["all_reduce", "async_op", "objects", "transfer", "barrier"])
+@pytest.mark.parametrize(
+    "way",
+    ["all_reduce", "async_op", "backward", "hook", "several", "scattered", "objects", "transfer", "barrier"],
+)
 def test_the_loss_of_a_worker_is_no_runtime_error_in_torchs_own_collectives(way: str) -> None:
     """Code that goes on after running out of memory would swallow it, and wait for ever for a rank that is gone."""
     with inject(kill(rank=1, step=4)):

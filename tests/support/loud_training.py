@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
 import spark_elastic as se
 
@@ -79,7 +81,10 @@ def train_and_swallow_errors_of_a_step(steps: int) -> int:
 
 def train_and_go_on_after_runtime_errors(steps: int, way: str) -> tuple[int, list[str]]:
     """Go on after what may be too little memory, in a loop of torch collectives. Return the steps and the errors."""
-    state, errors = se.ObjectState(step=0), []
+    models = {way: se.DistributedDataParallel(torch.nn.Linear(64, 64)) for way in ("backward", "hook", "several")}
+    models["hook"].register_comm_hook(None, fp16_compress_hook)
+    models["several"].register_comm_hook(lambda: PowerSGDState(None, start_powerSGD_iter=2), powerSGD_hook)
+    state, errors = se.ObjectState(step=0, models=models), []
 
     def meet() -> None:
         if way == "all_reduce":
@@ -88,6 +93,10 @@ def train_and_go_on_after_runtime_errors(steps: int, way: str) -> tuple[int, lis
             work = dist.all_reduce(torch.ones(1), async_op=True)
             assert work is not None
             work.wait()
+        elif way in models:
+            models[way](torch.ones(3, 64)).sum().backward()
+        elif way == "scattered":
+            dist.reduce_scatter_tensor(torch.zeros(2), torch.ones(2 * se.size()))
         elif way == "objects":
             dist.all_gather_object([None] * se.size(), se.rank())
         elif way == "transfer":
