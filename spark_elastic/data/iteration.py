@@ -21,8 +21,8 @@ class Iteration(Iterator[T]):
     def __next__(self) -> T:
         if self._ended_by:
             raise DataError(
-                f"{self._ended_by}, which ended this iteration before the epoch's end: a loader has one position. Call "
-                "iter(loader) again to go on from it, and make another loader if rows should be read twice"
+                f"{self._ended_by}, which ended this iteration before the epoch's end: a loader has one position. Make another "
+                "loader if rows should be read twice at a time"
             )
         return next(self._batches)
 

@@ -11,9 +11,11 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeGuard
 
+from spark_elastic.errors import SparkElasticError
 from spark_elastic.launchers.defaults import cores, fill_sizes
 from spark_elastic.launchers.java import starting_spark
 from spark_elastic.launchers.resources import TaskResources, check_one_gpu, is_dynamic
+from spark_elastic.protocol.fault_points import TASK_VARIABLE
 
 if TYPE_CHECKING:
     from pyspark import SparkConf
@@ -72,9 +74,10 @@ def check_gpus(
 
 
 def active_session() -> SparkSession | None:
-    """Return this thread's active session, of either kind; None without one.
+    """Return this thread's active session, of either kind, or that of ``SPARK_REMOTE``; None without one.
 
-    Raises ``ModuleNotFoundError`` if pyspark is not installed.
+    Raises ``ModuleNotFoundError`` if pyspark is not installed, and ``SparkElasticError`` where code works with Spark Connect and
+    this thread has no session.
     """
     try:
         from pyspark.sql import SparkSession
@@ -87,7 +90,17 @@ def active_session() -> SparkSession | None:
             name="pyspark",
         ) from error
 
-    return SparkSession.getActiveSession()
+    session = SparkSession.getActiveSession()
+    if session is not None or TASK_VARIABLE in os.environ:
+        return session
+    if "SPARK_REMOTE" in os.environ:
+        return SparkSession.builder.getOrCreate()
+    if "SPARK_CONNECT_MODE_ENABLED" in os.environ:
+        raise SparkElasticError(
+            "there is no Spark Connect session in this thread: give yours, as in run(fn, spark=session), or make one here with "
+            "SparkSession.builder.remote(…)"
+        )
+    return None
 
 
 def use_own_python(session: SparkSession) -> None:

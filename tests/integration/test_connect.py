@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -178,6 +179,17 @@ def test_with_its_driver_in_a_slot_a_job_needs_nothing_but_the_session(session: 
         spark_elastic.run(raise_everywhere, args=("of the user's",), **job)
     with pytest.raises(JobCancelledError, match="interrupted"):
         spark_elastic.run(count_steps, args=(10**6, 0.02), on_event=at_step(1, session.interruptAll), **job)
+
+
+def test_a_script_without_a_session_trains_where_spark_remote_says(server: ConnectServer, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import spark_elastic as se\nprint(se.run(lambda: 'trained', num_proc=1))\n")
+    told = subprocess.run(
+        [sys.executable, script],
+        env={**os.environ, "SPARK_REMOTE": server.url},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert "['trained']" in told.stdout, told.stderr
 
 
 def test_stopping_the_session_cancels_the_job(server: ConnectServer) -> None:

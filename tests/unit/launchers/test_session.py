@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from spark_elastic.driver.run import run
+from spark_elastic.errors import SparkElasticError
 from spark_elastic.launchers.resources import TaskResources
 from spark_elastic.launchers.session import (
     addresses_of,
@@ -126,6 +127,13 @@ def test_several_gpus_for_each_task_are_refused() -> None:
 
 
 GPU_ON_EXECUTORS = {"spark_executor_resource_gpu_amount": "2"}
+
+
+def test_a_thread_without_a_session_of_spark_connect_is_told_to_give_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark's own error asks for a URL, which the user has given where the session was made."""
+    monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
+    with pytest.raises(SparkElasticError, match="no Spark Connect session in this thread: give yours"):
+        run(print)
 
 
 def test_resources_of_a_job_take_the_place_of_what_the_session_gives_to_tasks() -> None:
