@@ -38,6 +38,7 @@ from spark_elastic.estimator.frame import (
     is_index,
     is_vector,
     labels_of,
+    with_fields,
 )
 from spark_elastic.estimator.identity import identity_of_files
 from spark_elastic.estimator.layout import Input, Layout, outputs_of, positional_inputs
@@ -123,9 +124,11 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
             raise TypeError(f"fit takes a Spark DataFrame, not {type(dataset)}")
         session = dataset.sparkSession
         prepare_python(session)
-        schema = dataset.schema
         if dataset.isStreaming:
             raise ValueError("fit takes a batch DataFrame, not a streaming one")
+        splits = (self.value("validationIndicatorCol"), self.value("stratifyCol"))
+        dataset = with_fields(dataset, [*self._layout_of_names().columns, *splits])
+        schema = dataset.schema
         layout = self._layout(schema)
         check_names(layout.columns)
         check_case(dataset, layout.columns)

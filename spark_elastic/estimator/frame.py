@@ -52,7 +52,7 @@ def check_exists(schema: StructType, name: str, role: str) -> None:
     """Raise ValueError unless exactly one column has this name."""
     if name not in schema.names:
         raise ValueError(
-            f"{role}: there is no column {name!r}; the DataFrame has {', '.join(schema.names)}{_hint_of_field(schema, name)}"
+            f"{role}: there is no column {name!r}; the DataFrame has {', '.join(schema.names)}{_fields_of(schema, name)}"
         )
     if schema.names.count(name) > 1:
         raise ValueError(
@@ -91,23 +91,37 @@ def _hint(name: str, kind: DataType) -> str:
     if isinstance(kind, StringType):
         return "; StringIndexer makes numbers of strings"
     if isinstance(kind, StructType) and kind.names:
-        return f"; a field of it {_becomes_column(name, kind.names[0])}"
+        return f"; name one of its fields, as in {f'{name}.{kind.names[0]}'!r}"
     if isinstance(kind, ArrayType) and isinstance(kind.elementType, ArrayType):
         return f"; flatten({name!r}) makes one list of its lists, which the network can reshape"
     return ""
 
 
-def _hint_of_field(schema: StructType, name: str) -> str:
-    """Say how the field of a struct that the name refers to becomes a column."""
-    outer, _, inner = name.partition(".")
+def _fields_of(schema: StructType, name: str) -> str:
+    """List the fields of the struct that the first part of the name refers to, if it is one."""
+    outer = name.partition(".")[0]
     kind = schema[outer].dataType if outer in schema.names else None
-    if not isinstance(kind, StructType) or inner not in kind.names:
-        return ""
-    return f"; a field of {outer!r} {_becomes_column(outer, inner)}"
+    return f", and {outer!r} has {', '.join(kind.names)}" if isinstance(kind, StructType) and outer != name else ""
 
 
-def _becomes_column(outer: str, inner: str) -> str:
-    return f"becomes a column by withColumn({f'{outer}_{inner}'!r}, col({f'{outer}.{inner}'!r}))"
+def with_fields(frame: DataFrame, names: Iterable[str | None]) -> DataFrame:
+    """Return the frame with a column ``a.b`` of its own for each name that is no column, but means a field of a struct."""
+    schema = frame.schema
+    paths = {name: _path_of(schema, name) for name in names if name and name not in schema.names}
+    return frame.withColumns({name: path for name, path in paths.items() if path is not None})
+
+
+def _path_of(schema: StructType, name: str) -> Column | None:
+    """Return the field that a name such as ``a.b.c`` means; None if there is none."""
+    outer, *inner = name.split(".")
+    if schema.names.count(outer) != 1:
+        return None
+    kind, found = schema[outer].dataType, column(outer)
+    for part in inner:
+        if not isinstance(kind, StructType) or part not in kind.names:
+            return None
+        kind, found = kind[part].dataType, found.getField(part)
+    return found
 
 
 def check_scalars(schema: StructType, names: Iterable[str], role: str) -> None:

@@ -26,7 +26,7 @@ from spark_elastic.estimator.accessors import ElasticModelAccessors, TorchModelA
 from spark_elastic.estimator.callbacks import Metrics
 from spark_elastic.estimator.converters import boolean, module, names, text, whole
 from spark_elastic.estimator.export import export_network
-from spark_elastic.estimator.frame import Facts, check_case, column, is_case_sensitive
+from spark_elastic.estimator.frame import Facts, check_case, column, is_case_sensitive, with_fields
 from spark_elastic.estimator.layout import Input, Layout, change_places, positional_inputs
 from spark_elastic.estimator.params import CATEGORICAL_COLS, FEATURE_COLS, FitParams, param
 from spark_elastic.estimator.persistence import ModelReader, ModelWriter
@@ -185,6 +185,9 @@ class ElasticModel(Model, FitParams, MLReadable["ElasticModel"], MLWritable, Ela
         if self.model is None:
             raise ValueError(f"{type(self).__name__} has no network: give model=, or take the model that fit returns")
         layout = self.layout if self.layout.inputs else self._layout_of_names()
+        there = {name if is_case_sensitive(dataset) else name.lower(): name for name in dataset.columns}
+        fields = [column(name) for name in layout.features if name not in dataset.columns]
+        dataset = with_fields(dataset, layout.features)
         check_case(dataset, layout.features)
         if not self.layout.inputs:
             describe_from_frame(self, layout, dataset)
@@ -192,10 +195,8 @@ class ElasticModel(Model, FitParams, MLReadable["ElasticModel"], MLWritable, Ela
         prepare_python(dataset.sparkSession)
         outputs = self._outputs()
         check_features(dataset, self.shapes, self.layout.features)
-        is_exact = is_case_sensitive(dataset)
-        there = {name if is_exact else name.lower(): name for name in dataset.columns}
         for name in outputs:
-            if (taken := there.get(name if is_exact else name.lower())) is not None:
+            if (taken := there.get(name if is_case_sensitive(dataset) else name.lower())) is not None:
                 alike = "" if taken == name else f", as {taken!r}"
                 raise ValueError(f"the output column {name!r} exists already in the DataFrame{alike}")
         if not outputs:
@@ -203,7 +204,7 @@ class ElasticModel(Model, FitParams, MLReadable["ElasticModel"], MLWritable, Ela
         rows = carry_vectors(dataset, self.layout.features)
         found = rows.withColumn(_STRUCT, self._prediction_udf(rows.sparkSession, outputs)(rows))
         made = [self._output(name, width) for name, width in outputs.items()]
-        return found.select("*", *made).drop(_STRUCT)  # "*", because unused columns may share a name
+        return found.select("*", *made).drop(_STRUCT, *fields)  # "*", because unused columns may share a name
 
     def udf(self, name: str, spark: SparkSession | None = None) -> Callable[..., Column]:
         """Register the model as a SQL function, as in ``SELECT name(a, b) FROM rows``, and return it.

@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 from spark_elastic.estimator.accessors import HasPredictorColsAccessors, PredictorAccessors
 from spark_elastic.estimator.converters import names
 from spark_elastic.estimator.estimator import ElasticEstimator
-from spark_elastic.estimator.frame import check_columns, check_scalars, column
+from spark_elastic.estimator.frame import check_columns, check_scalars, column, with_fields
 from spark_elastic.estimator.layout import Layout, positional_inputs
 from spark_elastic.estimator.model import ElasticModel
 from spark_elastic.estimator.params import CATEGORICAL_COLS, FEATURE_COLS, param
@@ -149,7 +149,7 @@ class PredictionModel(ElasticModel, HasPredictorCols):
         if not self.value("predictionCol"):
             raise ValueError('predictionCol="" leaves out the predictions, of which evaluate computes its metrics')
         given = {role: self.value(role) for role in ("labelCol", "weightCol") if self.value(role)}
-        scored = self.transform(dataset)
+        scored = with_fields(self.transform(dataset), given.values())
         for role, name in given.items():
             check_scalars(scored.schema, [name], role)
         # Spark's evaluators take no booleans, and no name with a dot.

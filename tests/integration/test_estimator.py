@@ -27,6 +27,7 @@ from spark_elastic.estimator import (
     TorchClassificationModel,
     TorchEstimator,
     TorchModel,
+    TorchRegressor,
 )
 from spark_elastic.loggers import TensorBoardLogger
 from spark_elastic.testing import inject, kill, kill_executor
@@ -86,6 +87,31 @@ def test_every_row_counts_once_an_epoch_through_the_loss_of_a_worker_and_of_an_e
     assert [entry["seen_by_callback"] for entry in model.history] == [1, 2]
     assert [entry["begun"] for entry in model.history] == [[0], [0]], "a fit begins once, whatever is lost"
     assert [entry["last_step"] for entry in model.history] == [11, 11]
+
+
+def test_fields_of_structs_are_columns_by_their_paths(spark: Any, frame: Any, store: Store, tmp_path: Path) -> None:
+    flat = frame.select("a", "b", "y")
+    held = (f.col("id") % 4 == 0).alias("held")
+    nested = frame.select(f.struct("a", f.struct("b").alias("more")).alias("in"), f.struct("y", held).alias("out"))
+    nested.write.parquet(str(tmp_path / "nested"))
+    nested = spark.read.parquet(str(tmp_path / "nested"))
+    settings = {"epochs": 1, "store": store, "numProc": 1, "maxNp": 1, "shuffle": False, "optimizer": torch.optim.Adam}
+    paths = {"featuresCol": None, "featureCols": ["in.a", "in.more.b"], "labelCol": "out.y"}
+    regressor = TorchRegressor(model=torch.nn.Linear(2, 1), validationIndicatorCol="out.held", **paths, **settings)
+    torch.manual_seed(0)
+    model = regressor.fit(nested)
+    assert [entry["rows"] for entry in model.history] == [ROWS * 3 // 4]
+    scored = model.transform(nested)
+    assert scored.columns == ["in", "out", "prediction"]
+    weight, bias = model.model.weight.detach().numpy()[0], model.model.bias.item()
+    for row in scored.limit(20).collect():
+        assert row.prediction == pytest.approx(weight @ [row["in"].a, row["in"].more.b] + bias, abs=1e-5)
+    renamed = {"featureCols": ["a", "b"], "labelCol": "y"}
+    assert model.evaluate(nested) == pytest.approx(
+        model.copy({getattr(model, n): v for n, v in renamed.items()}).evaluate(flat)
+    )
+    with pytest.raises(ValueError, match=r"there is no column 'in\.c'.*, and 'in' has a, more"):
+        regressor.copy({regressor.featureCols: ["in.c"]}).fit(nested)
 
 
 @pytest.mark.parametrize("has_store", [False, True])

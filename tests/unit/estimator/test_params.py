@@ -270,9 +270,9 @@ def test_wrong_values_name_the_param(params: dict[str, Any], error: str) -> None
         ({"labelCols": ["text"]}, "labelCols: column 'text' is string"),
         (
             {"featureCols": ["image"]},
-            r"'image' is struct<data:binary>.*withColumn\('image_data', col\('image.data'\)\)",
+            r"'image' is struct<data:binary>.*name one of its fields, as in 'image.data'",
         ),
-        ({"featureCols": ["image.data"]}, r"no column 'image.data'.*withColumn\('image_data', col\('image.data'\)\)"),
+        ({"featureCols": ["image.width"]}, "no column 'image.width'.*, and 'image' has data$"),
         ({"featureCols": ["matrix"]}, r"'matrix' is array<array<double>>.*flatten\('matrix'\) makes one list"),
         ({"weightCol": "list"}, "weightCol: column 'list' is array<double>; it must be one number"),
         ({"inputs": {"x": ["x"]}}, "exactly one of featureCols and inputs"),
