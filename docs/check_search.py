@@ -44,6 +44,17 @@ NEEDS = {
     "S3": "howto/stores/",
     "TorchState": "api/training/",
     "lightning": "coming-from/lightning/",
+    "GAN": "howto/training/",
+    "SQL function": "estimator/",
+    "SQL UDF": "estimator/",
+    "ONNX": "estimator/",
+    "save model": "recipes/serving/",
+    "loss nan": "howto/debugging/",
+    "Jupyter": "howto/sessions/",
+    "Docker": "howto/kubernetes/",
+    "time series": "data/",
+    "oversampling": "recipes/imbalance/",
+    "nested columns": "estimator/",
 }
 # The same, where no other page may be shown before it.
 FIRST_NEEDS = {
