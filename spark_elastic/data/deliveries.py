@@ -266,8 +266,8 @@ class Deliveries:
             known.is_over |= known.was_used
 
     def newest(self) -> Delivery | None:
-        """Return the batch that was delivered last."""
-        return self._kept[-1] if self._kept else None
+        """Return the batch that was delivered last; None if there is none, or its step is over."""
+        return self._kept[-1] if self._kept and not self._kept[-1].is_over else None
 
     def _use(self, used: Delivery) -> None:
         used.was_used = True

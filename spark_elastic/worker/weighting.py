@@ -1,9 +1,10 @@
 """Weights a rank's gradients by its rows: each parameter's gradient is multiplied on its way into ``.grad``.
 
 The mean over ranks is the mean over rows if each rank's loss is multiplied by its share of the rows, times the number of
-ranks. So hooks at the parameters multiply all gradients of a backward pass by the weight of the forward that the pass reached
-first. Chains of models, parameters that several models share, losses on anything that a module keeps, and gradients with
-respect to inputs come out right by themselves.
+ranks. So hooks at the nodes that add to ``.grad`` multiply all gradients of a backward pass by the weight of the forward that
+the pass reached first. Chains of models, parameters that several models share, losses on anything that a module keeps, and
+gradients with respect to inputs come out right by themselves, as does what a function makes of ``torch.autograd.grad``, which
+does not reach those nodes.
 
 A pass may go back through forwards of different weights (a labelled and an unlabelled batch in one loss). Then what flows into a
 forward is also multiplied by the weight of this forward relative to that of the pass, and what flows out of the forward, into a
@@ -20,6 +21,7 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 import torch
+from torch.autograd.graph import Node, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
 from spark_elastic.data.deliveries import deliveries
@@ -49,7 +51,9 @@ class Weighting:
     """The present backward pass of this process, and the hooks at the parameters."""
 
     def __init__(self) -> None:
-        self._hooks: dict[int, tuple[torch.nn.Parameter, RemovableHandle]] = {}
+        # By the id of a parameter: the node that adds to its gradient, and its hook. The node keeps the parameter, so that no
+        # other object gets its id; torch drops the node with its hooks unless it is kept here.
+        self._hooks: dict[int, tuple[Node, RemovableHandle]] = {}
         self._latest: Forward | None = None
         self._pass = -1
         self._weight: float | None = None
@@ -61,9 +65,10 @@ class Weighting:
     def hook(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Weight the gradients of these parameters from now on. A parameter that is given again gets no second hook."""
         for parameter in parameters:
-            if id(parameter) not in self._hooks:
-                # The parameter is kept beside its hook, so that no other object gets its id.
-                self._hooks[id(parameter)] = parameter, parameter.register_hook(self._weigh)
+            node = get_gradient_edge(parameter).node  # another one, once the parameter has another dtype or device
+            known = self._hooks.get(id(parameter))
+            if known is None or known[0] is not node:
+                self._hooks[id(parameter)] = node, node.register_prehook(self._weigh)
 
     def weigh_at_outputs(self) -> None:
         """Weight gradients before they flow through a model, because it adds up those of all ranks on the way."""
@@ -96,13 +101,13 @@ class Weighting:
             forward.differs()
         return weight / self._weight
 
-    def _weigh(self, gradient: torch.Tensor) -> torch.Tensor | None:
+    def _weigh(self, gradients: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...] | None:
         if self._weight is None:  # the loss does not depend on the output of a wrapped model
             latest = self._latest or deliveries.newest()
             self._weight = (1.0 if latest is None else latest.weight) or TINY
         self.accumulated = torch._C._current_graph_task_id()
         note_gradients()
-        return None if self._weight == 1.0 else gradient * self._weight
+        return None if self._weight == 1.0 else (gradients[0] * self._weight,)
 
 
 class Boundary(torch.autograd.Function):

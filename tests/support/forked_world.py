@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from spark_elastic.errors import WorkerLostError
 from spark_elastic.worker.ddp import DistributedDataParallel
+from spark_elastic.worker.watched_group import Watch
 
 # Its processes are forked from one that has imported torch and runs no threads.
 _context = multiprocessing.get_context("forkserver")
@@ -78,6 +79,7 @@ def world(
 ) -> Iterator[Any]:
     """A generation of this process: torch's default group, and models in it."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/{generation}", rank=rank, world_size=size)
+    watch = Watch(in_order=False)  # which sees no collective of this group
     formed: Any = SimpleNamespace(
         process=os.getpid(),
         rank=rank,
@@ -88,6 +90,7 @@ def world(
         lost=lambda error: WorkerLostError(str(error)),
         compares=lambda change: None,
         froze=lambda model: None,
+        group=SimpleNamespace(runs_ahead=False, begin_pass=watch.begin_pass, end_pass=watch.end_pass),
     )
     _groups.append(dist.group.WORLD)
     try:

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from spark_elastic import DistributedDataParallel, micro_batches
 from spark_elastic.data import ElasticDataLoader
+from spark_elastic.data.deliveries import deliveries
 
 Rows = tuple[torch.Tensor, torch.Tensor]
 Gradients = list[torch.Tensor | None]
@@ -321,13 +322,42 @@ def layers_that_begin_and_cease_to_train(s: Setting) -> None:
     a_plain_loop(s)
 
 
+def average_by_hand(s: Setting) -> None:
+    for parameter in s.models[0].parameters():
+        if s.place[1] > 1:
+            torch.distributed.all_reduce(parameter.grad)
+            parameter.grad /= s.place[1]
+
+
 def the_module_called_by_itself(s: Setting) -> None:
     for x, y in s.a:
         mse_loss(s.models[0].module(x), y).backward()
-        for parameter in s.models[0].parameters():
-            if s.place[1] > 1:
-                torch.distributed.all_reduce(parameter.grad)
-                parameter.grad /= s.place[1]
+        average_by_hand(s)
+        s.step()
+
+
+def a_step_of_its_own_for_each_row(s: Setting) -> None:
+    """Meta-learning: the loss is that of weights moved along a gradient."""
+    module = s.models[0].module
+    for x, y in s.a:
+        losses = []
+        for row, wanted in zip(x.split(1), y.split(1), strict=True):
+            weights = dict(module.named_parameters())
+            inner = torch.autograd.grad(mse_loss(module(row), wanted), [*weights.values()], create_graph=True)
+            moved = {name: old - 0.1 * by for (name, old), by in zip(weights.items(), inner, strict=True)}
+            losses.append(mse_loss(torch.func.functional_call(module, moved, (row,)), wanted))
+        torch.stack(losses).mean().backward()
+        average_by_hand(s)
+        s.step()
+
+
+def gradients_of_the_same_rows_on_all_ranks_between_steps(s: Setting) -> None:
+    fixed = torch.ones(4, 3, dtype=torch.float64)
+    for x, y in s.a:
+        mse_loss(s.models[0](x), y).backward()
+        s.step()
+        deliveries.committed()
+        s.models[0].module(fixed).square().mean().backward()
         s.step()
 
 
@@ -378,6 +408,8 @@ LOOPS: dict[str, tuple[Loop, Callable[[], Setting]]] = {
             an_output_changed_in_place,
             layers_that_begin_and_cease_to_train,
             the_module_called_by_itself,
+            a_step_of_its_own_for_each_row,
+            gradients_of_the_same_rows_on_all_ranks_between_steps,
             rows_set_by_hand,
             rows_set_by_hand_of_which_some_ranks_have_none,
         ],
