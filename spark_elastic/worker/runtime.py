@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
 import numpy
+import torch
 
 from spark_elastic.checkpoint.writer import CheckpointWriter
 from spark_elastic.data.pinning import set_pin
@@ -56,6 +57,7 @@ def _reseed() -> None:
     """Give this fork random numbers of its own, as a fresh interpreter would have."""
     random.seed()
     numpy.random.seed()
+    torch.seed()
 
 
 def _allow_all_descriptors() -> None:

@@ -138,6 +138,21 @@ def test_an_exception_whose_text_cannot_be_read_is_told_with_its_traceback(elast
         )
 
 
+def test_random_numbers_that_nobody_has_seeded_differ_between_workers_and_between_jobs() -> None:
+    """Workers of a machine are forked from one process, which stays for the next job."""
+
+    def draw() -> tuple[float, ...]:
+        import random
+
+        import numpy
+        import torch
+
+        return random.random(), float(numpy.random.random()), float(torch.rand(1))
+
+    drawn = [each for _ in range(2) for each in spark_elastic.run(draw, num_proc=2, min_np=2, max_np=2, local=True)]
+    assert [len(set(of_one_kind)) for of_one_kind in zip(*drawn, strict=True)] == [4, 4, 4]
+
+
 def test_random_numbers_of_an_object_state_go_back_with_it() -> None:
     """Survivors draw again what they drew after their last commit; a newcomer has numbers of its own."""
 
