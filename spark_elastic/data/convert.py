@@ -115,7 +115,8 @@ def from_transform(result: object, rows: int, where: str) -> dict[str, Column]:
         if isinstance(value, (pa.Array, pa.ChunkedArray)):
             column = to_column(value, name, where)
         else:
-            column = _of_numbers(value, f"{where}: transform made column {name!r} of")
+            # Copied, because a transform may return the same memory again, with the rows that it is called with next.
+            column = np.array(_of_numbers(value, f"{where}: transform made column {name!r} of"))
         if isinstance(column, np.ndarray) and not column.ndim:
             raise DataError(f"{where}: transform made column {name!r} of one value for {rows} rows")
         if len(column) != rows:

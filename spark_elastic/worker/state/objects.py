@@ -33,7 +33,7 @@ from spark_elastic.worker.state.loading import Loading
 from spark_elastic.worker.state.places import Places
 from spark_elastic.worker.state.repair import hand_out
 from spark_elastic.worker.state.snapshot import CannotCopyError, Snapshot, find_objects
-from spark_elastic.worker.state.structure import Structure, follow, outline, remember, structure_of, tell
+from spark_elastic.worker.state.structure import Structure, check_loaders, follow, outline, remember, structure_of, tell
 from spark_elastic.worker.world import World
 from spark_elastic.worker.zero import divides, find_divisible
 
@@ -344,6 +344,8 @@ class ObjectState(State):
             for name, value in values.items():
                 if isinstance(value, (dict, list)):  # something may have been put into it
                     check_live(name, value, vars(self))
+            if self._first_places is not None:
+                check_loaders(places.stateful(), self._first_places)
             self._tell()  # a change that cannot be described to a newcomer raises now, on every rank
 
     def _content(self, steps: int, size: int, values: dict[str, object], places: Places) -> Content:

@@ -78,6 +78,10 @@ class Places:
                 found._fix_weakref()  # as torch.utils.weak does: only C++ may have held it
         return found
 
+    def holds(self, value: object) -> bool:
+        """Whether an object was at any place."""
+        return any(self.at(name) is value for name in self._objects)
+
     def stateful(self) -> dict[str, Stateful]:
         """Return the objects with a state dict that were there, by the names of their places, without those that are gone."""
         found = {name: self.at(name) for name in self._objects if self._is_stateful(name)}

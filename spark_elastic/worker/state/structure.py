@@ -21,9 +21,11 @@ import cloudpickle
 import torch
 
 from spark_elastic.checkpoint.skeleton import COMPILED, PLAIN
+from spark_elastic.data.loader import TakesWorld, has_part
 from spark_elastic.errors import TrainingCodeError
 from spark_elastic.worker.checks.unsupported import check_is_shared
 from spark_elastic.worker.module_registers import registers, stepped
+from spark_elastic.worker.state.places import Places
 from spark_elastic.worker.state.snapshot import Snapshot, Stateful
 
 Objects = Mapping[str, Stateful]
@@ -92,6 +94,17 @@ def _named_parameters(objects: Objects) -> Iterator[tuple[str, torch.nn.Paramete
 def stepped_names(optimizer: torch.optim.Optimizer, names: Names) -> Groups:
     """Return a name of each parameter that an optimizer steps; None for one that is in no module of the State."""
     return [[names.get(id(parameter), [None])[0] for parameter in group["params"]] for group in optimizer.param_groups]
+
+
+def check_loaders(objects: Objects, first: Places) -> None:
+    """Raise ``TrainingCodeError`` for a loader of this package in the place of one with which the job began."""
+    for place, value in objects.items():
+        if has_part(value, TakesWorld) and first.at(place) is not None and not first.holds(value):
+            raise TrainingCodeError(
+                f"state.{place} is another loader than when the job began. It has not entered this world, and newcomers lack it: "
+                "make all loaders above the elastic function, give each to the State under a name of its own, "
+                "and leave them there"
+            )
 
 
 def tell(objects: Objects, first: Structure) -> bytes | None:

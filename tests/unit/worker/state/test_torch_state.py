@@ -15,7 +15,7 @@ from worker_stage import on_stage
 
 from spark_elastic import TorchState
 from spark_elastic.data import ElasticDataLoader
-from spark_elastic.errors import WorkerLostError
+from spark_elastic.errors import TrainingCodeError, WorkerLostError
 from spark_elastic.protocol.messages import CommitId
 from spark_elastic.worker.ddp import DistributedDataParallel
 
@@ -247,6 +247,19 @@ class Stream:
         return {}
 
     def load_state_dict(self, state: dict[str, int]) -> None: ...
+
+
+def test_a_loader_that_takes_the_place_of_another_one_is_refused_unless_the_state_has_had_it_from_the_start() -> None:
+    """It has the rows of all ranks. After a loss it would have a share, and a newcomer the rows of the first loader."""
+    easy, hard = ElasticDataLoader(range(8), 2), ElasticDataLoader(range(8), 2)
+    state = TorchState(loader=easy, hard=hard)
+    with on_stage() as stage:
+        stage.begin(state)
+        state.loader, state.hard = state.hard, state.loader
+        state.commit()
+        state.loader = ElasticDataLoader(range(8, 16), 2)
+        with pytest.raises(TrainingCodeError, match=r"state\.loader is another loader than when the job began"):
+            state.commit()
 
 
 def test_what_is_kept_of_a_loader_that_knows_nothing_of_ranks_is_said_where_the_state_is_made() -> None:
