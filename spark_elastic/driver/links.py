@@ -35,8 +35,9 @@ class WorkerLink:
 
 
 def choose_backend(tasks: Sequence[TaskLink | None]) -> str:
-    """Return nccl if every task has a GPU of its own, else gloo. None stands for a task that is gone."""
-    gpus = [(task.facts.name, task.facts.gpus[0]) for task in tasks if task is not None and task.facts.gpus]
+    """Return nccl if every task has a GPU of its own that its torch can use, else gloo. None stands for a task that is gone."""
+    facts = [task.facts for task in tasks if task is not None]
+    gpus = [(each.name, each.gpus[0]) for each in facts if each.gpus and m.uses_gpus(each.torch)]
     return "nccl" if len(set(gpus)) == len(tasks) else HOST_BACKEND
 
 

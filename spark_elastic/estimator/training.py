@@ -84,7 +84,10 @@ class Trainer:
         self.plan = plan
         self.device = torch.device("cpu") if plan.use_gpu is False else se.device()
         if plan.use_gpu and self.device.type != "cuda":
-            raise SparkElasticError("useGpu=True, but Spark has assigned no GPU: set spark.task.resource.gpu.amount=1")
+            raise SparkElasticError(
+                f"useGpu=True, but Spark has assigned no GPU that torch {torch.__version__} can use: set "
+                "spark.task.resource.gpu.amount=1, and install a torch for CUDA"
+            )
         # Looking for parameters without a gradient takes time in each step, but without it such parameters fail with several
         # workers.
         has_unused = plan.has_unused and plan.data.shards is None

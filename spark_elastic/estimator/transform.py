@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import inspect
 import math
 import os
@@ -27,6 +28,7 @@ from spark_elastic.estimator.layout import Layout, in_order, outputs_of
 from spark_elastic.estimator.row_checks import check_indexes, check_whole
 from spark_elastic.estimator.row_numbers import RowCount
 from spark_elastic.estimator.sql_arguments import features_of
+from spark_elastic.launchers.gpus import gpu_at, visible_gpus
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -126,7 +128,7 @@ def in_evaluation(module: torch.nn.Module) -> Iterator[None]:
 def scoring_device(use_gpu: bool | None) -> torch.device:
     """Return the device on which a Spark task scores: its assigned GPU, unless ``use_gpu`` is False; else the CPU.
 
-    Raises SparkElasticError if ``use_gpu`` is True and no GPU is assigned.
+    Raises SparkElasticError if ``use_gpu`` is True and no GPU is assigned, or torch cannot use it.
     """
     context = TaskContext.get()
     resources = context.resources() if context is not None and use_gpu is not False else {}
@@ -136,18 +138,38 @@ def scoring_device(use_gpu: bool | None) -> torch.device:
     if not addresses:
         return torch.device("cpu")
     place = place_of(addresses[0])  # comes first: CUDA reads its variable at its first use
-    return torch.device("cuda", place) if torch.cuda.is_available() else torch.device("cpu")
+    if torch.cuda.is_available():
+        return torch.device("cuda", place)
+    if use_gpu:
+        raise SparkElasticError(
+            f"useGpu=True, but torch {torch.__version__} cannot use GPU {addresses[0]}, which Spark has assigned: install a "
+            "torch for CUDA"
+        )
+    return torch.device("cpu")
+
+
+@functools.cache
+def _left_visible() -> dict[str, str]:
+    """Return the variable with which the cluster hides GPUs, as it is before this process changes it."""
+    name = "CUDA_VISIBLE_DEVICES"
+    return {name: os.environ[name]} if name in os.environ else {}
 
 
 def place_of(address: str) -> int:
     """Return CUDA's number for an assigned GPU in this process.
 
-    If the address is the id of a GPU or of a MIG slice, this process will see only that one: CUDA shows one slice at a time,
-    and slices have no numbers. Raises ``SparkElasticError`` if this process has begun to use another one.
+    Numbers count as in ``gpu_at``. If the address is the id of a GPU or of a MIG slice, this process will see only that one: CUDA
+    shows one slice at a time, and slices have no numbers. Raises ``SparkElasticError`` if the cluster has hidden the GPU, or this
+    process has begun to use another one.
     """
+    try:
+        assigned = gpu_at(address, _left_visible())
+    except ValueError as error:
+        raise SparkElasticError(str(error)) from None
     if address.isdigit():
-        # If the cluster hides all other GPUs from the process, the assigned one is number 0, whatever its address.
-        return int(address) if int(address) < torch.cuda.device_count() else 0
+        visible = visible_gpus(_left_visible().get("CUDA_VISIBLE_DEVICES", ""))
+        number = visible.index(assigned) if visible else int(address)
+        return number if torch.cuda.device_count() != 1 else 0  # containers hide all other GPUs without the variable
     if not torch.cuda.is_initialized():
         os.environ["CUDA_VISIBLE_DEVICES"] = address
     elif os.environ.get("CUDA_VISIBLE_DEVICES") != address:

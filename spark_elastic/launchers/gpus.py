@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import re
 import shutil
 import subprocess
 from collections.abc import Mapping
+
+from spark_elastic.task.facts import torch_uses_gpus
 
 ASK_SECONDS = 30.0
 
@@ -15,7 +16,7 @@ ASK_SECONDS = 30.0
 def find_gpus(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
     """Return each GPU that CUDA_VISIBLE_DEVICES allows, as a value for this variable; nothing if torch cannot use any."""
     command = shutil.which("nvidia-smi")
-    if command is None or not _torch_uses_gpus():
+    if command is None or not torch_uses_gpus():
         return ()
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
@@ -28,13 +29,6 @@ def find_gpus(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
         return ()
     # If the GPU's driver does not answer, the output says so.
     return visible_gpus(",".join(done.stdout.split())) if done.returncode == 0 else ()
-
-
-def _torch_uses_gpus() -> bool:
-    try:
-        return not importlib.metadata.version("torch").endswith("+cpu")
-    except importlib.metadata.PackageNotFoundError:
-        return False
 
 
 def visible_gpus(listed: str) -> tuple[str, ...]:
@@ -50,8 +44,10 @@ def visible_gpus(listed: str) -> tuple[str, ...]:
 def gpu_at(address: str, environment: Mapping[str, str] = os.environ) -> str:
     """Return the value of CUDA_VISIBLE_DEVICES for a worker to which Spark has assigned the GPU with this address.
 
-    A number counts within the GPUs that the cluster has left visible, as in CUDA and Spark's own TorchDistributor; the id of a
-    GPU or of a MIG slice stands for itself. Raises ``ValueError`` for a GPU that the cluster has hidden.
+    A number counts within the GPUs that the cluster has left visible, as in CUDA and Spark's own TorchDistributor; if that is
+    only one, it is the one. The id of a GPU or of a MIG slice stands for itself.
+
+    Raises ``ValueError`` for a GPU that the cluster has hidden.
     """
     variable = environment.get("CUDA_VISIBLE_DEVICES")
     if variable is None:
@@ -60,6 +56,8 @@ def gpu_at(address: str, environment: Mapping[str, str] = os.environ) -> str:
     if address.isdigit():
         if int(address) < len(visible):
             return visible[int(address)]
+        if len(visible) == 1:
+            return visible[0]
     elif address in visible or any(entry.isdigit() for entry in visible):
         return address
     raise ValueError(

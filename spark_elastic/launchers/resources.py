@@ -47,7 +47,7 @@ class TaskResources:
         cpus, gpus = wanted.get("cpus"), wanted.get("gpus")
         if cpus is not None:
             cpus = whole_number(f"{name}: cpus", cpus, 1)
-        if gpus is not None and (not isinstance(gpus, (int, float)) or isinstance(gpus, bool) or gpus <= 0):
+        if gpus is not None and (not isinstance(gpus, (int, float)) or isinstance(gpus, bool) or not gpus > 0):
             raise ValueError(f"{name}: gpus must be 1, or a fraction that workers share, not {gpus!r}")
         check_one_gpu(gpus, f"{name} asks for {gpus} GPUs a task")
         return cls(cpus, gpus, name=name)
@@ -59,6 +59,8 @@ class TaskResources:
 
     @classmethod
     def _of_profile(cls, profile: Any, name: str) -> TaskResources:
+        if hasattr(type(profile), "build"):
+            raise TypeError(f"{name} must be a ResourceProfile, not a {type(profile).__name__}: append .build")
         try:
             task, executor = profile.taskResources, profile.executorResources
         except AttributeError:

@@ -49,6 +49,11 @@ class Slices(msgspec.Struct, frozen=True, array_like=True):
         return len(self.held) == self.of
 
 
+def uses_gpus(torch: str) -> bool:
+    """Whether a torch of this version is one for GPUs; False for an empty version."""
+    return bool(torch) and not torch.endswith("+cpu")
+
+
 class HostFacts(msgspec.Struct, frozen=True):
     """What a task knows about the place where it runs. ``torch`` is the version of torch there; empty if not installed."""
 

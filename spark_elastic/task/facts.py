@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import psutil
 
-from spark_elastic.protocol.messages import HostFacts
+from spark_elastic.protocol.messages import HostFacts, uses_gpus
 from spark_elastic.protocol.ticket import DEVICE_VARIABLE, THREADS_VARIABLE
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -24,21 +24,37 @@ def gather_facts(
 
     executor_pid: the process whose end takes its tasks with it; None looks for it among the ancestors of this process.
     """
-    try:
-        torch_version = importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        torch_version = ""
+    unusable = [] if not gpus or torch_uses_gpus() else [_unusable(gpus[0])]
     return HostFacts(
         name=socket.gethostname(),
         address=address,
         pid=os.getpid(),
         executor_pid=executor_pid or find_executor_pid(),
         python=platform.python_version(),
-        torch=torch_version,
+        torch=_torch_version(),
         gpus=gpus,
         cpus=cpus,
         attempt=attempt,
-        warnings=tuple(_warnings()),
+        warnings=tuple(_warnings() + unusable),
+    )
+
+
+def torch_uses_gpus() -> bool:
+    """Whether the torch that is installed here is one for GPUs."""
+    return uses_gpus(_torch_version())
+
+
+def _torch_version() -> str:
+    try:
+        return importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _unusable(gpu: str) -> str:
+    return (
+        f"Spark has assigned GPU {gpu}, which torch {_torch_version()} cannot use, so that the worker computes on the CPU: "
+        "install a torch for CUDA"
     )
 
 
@@ -81,7 +97,7 @@ def worker_environment(
         environment.setdefault(name, threads)
     if gpus:
         environment["CUDA_VISIBLE_DEVICES"] = gpus[0]
-        environment[DEVICE_VARIABLE] = "cuda:0"
+        environment[DEVICE_VARIABLE] = "cuda:0" if torch_uses_gpus() else "cpu"
         # torch.cuda.is_available() in the warm parent must not initialize CUDA, or its forks could not use it.
         environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     environment.update(settings)

@@ -11,8 +11,8 @@ import pytest
 from spark_elastic.driver.links import Standby, TaskLink, choose_backend
 
 
-def task(name: str, *gpus: str) -> TaskLink:
-    facts: Any = SimpleNamespace(name=name, gpus=gpus)
+def task(name: str, *gpus: str, torch: str = "2.13.0") -> TaskLink:
+    facts: Any = SimpleNamespace(name=name, gpus=gpus, torch=torch)
     connection: Any = None
     return TaskLink(0, facts, connection)
 
@@ -26,6 +26,7 @@ def task(name: str, *gpus: str) -> TaskLink:
         ([task("a", "0"), task("a")], "gloo"),
         ([task("a", "0"), None], "gloo"),
         ([task("a")], "gloo"),
+        ([task("a", "0"), task("b", "0", torch="2.13.0+cpu")], "gloo"),
     ],
 )
 def test_nccl_is_taken_where_every_worker_has_a_gpu_of_its_own(tasks: list[TaskLink | None], backend: str) -> None:

@@ -12,13 +12,14 @@ import pytest
 
 import spark_elastic
 from spark_elastic.errors import SparkElasticError
-from spark_elastic.launchers import defaults, gpus, local
+from spark_elastic.launchers import defaults, local
 from spark_elastic.launchers.base import SlotListener
 from spark_elastic.launchers.gpus import find_gpus, visible_gpus
 from spark_elastic.launchers.local import LocalLauncher, LocalSlots
 from spark_elastic.launchers.local_cluster import LocalCluster
 from spark_elastic.protocol.credentials import Credentials
 from spark_elastic.protocol.ticket import Ticket
+from spark_elastic.task import facts
 
 SECONDS = 30.0  # only a failing test waits for so long
 TICKET = Ticket("1", (("127.0.0.1", 1),), Credentials(b"", b""), None)
@@ -105,7 +106,7 @@ def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho GPU-a\necho GPU-b\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.setattr(gpus.importlib.metadata, "version", lambda name: "2.13.0")
+    monkeypatch.setattr(facts.importlib.metadata, "version", lambda name: "2.13.0")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     cores_of(monkeypatch, tmp_path, range(8))
 
@@ -130,7 +131,7 @@ def test_more_workers_than_gpus_are_refused_and_an_empty_variable_means_cores(mo
 @pytest.mark.usefixtures("two_gpus")
 def test_a_torch_for_cpus_has_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_gpus() == ("GPU-a", "GPU-b")
-    monkeypatch.setattr(gpus.importlib.metadata, "version", lambda name: "2.13.0+cpu")
+    monkeypatch.setattr(facts.importlib.metadata, "version", lambda name: "2.13.0+cpu")
     assert find_gpus() == ()
 
 
@@ -139,7 +140,7 @@ def test_where_there_is_no_torch_there_are_no_gpus(monkeypatch: pytest.MonkeyPat
     def version(name: str) -> str:
         raise importlib.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(gpus.importlib.metadata, "version", version)
+    monkeypatch.setattr(facts.importlib.metadata, "version", version)
     assert find_gpus() == ()
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyspark.resource import ResourceProfileBuilder
 
 import spark_elastic
 from spark_elastic.launchers.gpus import gpu_at
@@ -44,6 +46,8 @@ def test_cores_and_gpus_of_a_task_are_a_dict_or_a_profile() -> None:
         ({"gpus": 0}, ValueError, "gpus must be 1, or a fraction that workers share, not 0"),
         ({"gpus": True}, ValueError, "gpus must be 1"),
         (3, TypeError, r"resources must be a dict such as .*, or a ResourceProfile, not 3"),
+        (ResourceProfileBuilder(), TypeError, r"not a ResourceProfileBuilder: append \.build"),
+        ({"gpus": math.nan}, ValueError, "gpus must be 1, or a fraction that workers share, not nan"),
     ],
 )
 def test_what_no_worker_can_use_is_refused(wanted: Any, error: type[Exception], said: str) -> None:
@@ -93,6 +97,8 @@ def test_tasks_that_would_wait_for_ever_are_refused() -> None:
         ("1", "GPU-a,GPU-b", "GPU-b"),
         ("MIG-b", "MIG-a,MIG-b", "MIG-b"),
         ("GPU-b", "0,1", "GPU-b"),  # nobody can tell these apart but CUDA
+        ("5", "5", "5"),  # the cluster hides all other GPUs
+        ("5", "GPU-a", "GPU-a"),
     ],
 )
 def test_an_assigned_gpu_is_one_of_those_that_the_cluster_has_left_visible(
