@@ -97,6 +97,9 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, help="how long all phases together may take")
     parser.add_argument("--phases", default=",".join(phase.name for phase in PHASES))
     options = parser.parse_args()
+    names = options.phases.split(",")
+    if unknown := sorted(set(names) - {phase.name for phase in PHASES}):
+        parser.error(f"there is no phase {', '.join(unknown)}; there are {', '.join(phase.name for phase in PHASES)}")
     started = time.monotonic()
     pace = 1.0 if options.device == "cuda" else CPU_PACE
     seconds = options.seconds or pace * SECONDS
@@ -114,7 +117,6 @@ def main() -> int:
             print(f"there is a GPU, but the torch of {sys.executable} cannot use it: {machine}. Set PYTHON=…")
             return 2
         print(f"{options.device} on {json.dumps(machine)}", flush=True)
-        names = options.phases.split(",")
         results: dict[str, Any] = {}
         for phase in (phase for phase in PHASES if phase.name in names):
             limit = min(pace * phase.limit, seconds - (time.monotonic() - started))

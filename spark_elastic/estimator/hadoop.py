@@ -6,20 +6,21 @@ import secrets
 from typing import TYPE_CHECKING
 
 from spark_elastic._text import shown, without_secrets
+from spark_elastic.errors import SparkElasticError
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaObject
 
 
 class HadoopFiles:
-    """Small files and folders below any URL. Needs a SparkContext in this process. The methods raise OSError."""
+    """Small files and folders below any URL. Its methods raise OSError; without a SparkContext, it raises SparkElasticError."""
 
     def __init__(self, url: str) -> None:
         from pyspark import SparkContext
 
         context = SparkContext._active_spark_context
-        if context is None or context._jvm is None:
-            raise RuntimeError(f"{shown(url)}: there is no SparkSession; create one first")
+        if context is None or context._jvm is None or context._jsc is None:
+            raise SparkElasticError(f"{shown(url)}: there is no SparkSession, or it was stopped; create one first")
         self._jvm = context._jvm
         with _as_os_errors(url):
             self._fs = self._path(url).getFileSystem(context._jsc.hadoopConfiguration())

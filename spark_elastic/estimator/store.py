@@ -133,7 +133,7 @@ class Store:
         probe = f"{self.url}/.probe-{secrets.token_hex(8)}"
         try:
             self.files.write(self.spark_url(probe), b"")
-        except (OSError, RuntimeError) as error:
+        except OSError as error:
             raise ValueError(
                 f"the store {shown(self.url)} cannot be written: {without_secrets(error, self.url)}"
             ) from error

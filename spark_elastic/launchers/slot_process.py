@@ -15,6 +15,7 @@ from spark_elastic.launchers import slot_parent
 from spark_elastic.protocol.ticket import Ticket
 from spark_elastic.task.facts import worker_environment
 from spark_elastic.task.process_setting import ProcessSetting
+from spark_elastic.task.processes import ExitSign
 from spark_elastic.task.service import TaskPlace
 
 READ_BYTES = 64 * 1024
@@ -51,6 +52,7 @@ class SlotParent:
             self._orders.close()
             os.close(self._output)
             raise
+        self._sign = ExitSign(self._process.pid)
 
     @property
     def pid(self) -> int:
@@ -58,9 +60,9 @@ class SlotParent:
         return self._process.pid
 
     def fits(self, cpus: int) -> bool:
-        """Whether the process is alive and no different from one that would be started now."""
+        """Whether the process is alive, not stopped, and no different from one that would be started now."""
         try:
-            return not self.has_ended and self._setting == _setting(cpus)
+            return not self.has_ended and not self._sign.is_stopped() and self._setting == _setting(cpus)
         except OSError:
             return False  # the working directory was deleted
 
@@ -119,6 +121,7 @@ class SlotParent:
                 code, output = self._process.wait(), os.pread(self._output, os.fstat(self._output).st_size, 0)
                 self._story = _story("the process that slots are forked from", code, output)
                 os.close(self._output)
+                self._sign.close()
         return self._story
 
 

@@ -20,6 +20,8 @@ class ProcessSetting:
     packages: tuple[tuple[str, int, int], ...]
     cores: frozenset[int]
     limits: dict[str, tuple[int, int]]
+    niceness: int
+    umask: str
 
     @classmethod
     def of_a_child(cls, environment: dict[str, str]) -> ProcessSetting:
@@ -32,7 +34,15 @@ class ProcessSetting:
             package_marks(sys.path),
             frozenset(os.sched_getaffinity(0)),
             {name: resource.getrlimit(getattr(resource, name)) for name in limits},
+            os.getpriority(os.PRIO_PROCESS, 0),
+            _umask(),
         )
+
+
+def _umask() -> str:
+    """Return the mask of new files' permissions, which the call that tells it would also change, for all threads."""
+    with open("/proc/self/status") as status:
+        return next((line for line in status if line.startswith("Umask:")), "")
 
 
 def package_marks(import_path: list[str]) -> tuple[tuple[str, int, int], ...]:

@@ -33,6 +33,17 @@ def test_without_a_gpu_it_says_so_and_ends_well_before_anything_is_started(
     assert "no GPU" in capsys.readouterr().out
 
 
+def test_a_phase_that_there_is_not_is_refused(
+    command: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """It would run nothing, and say that all has passed."""
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--device", "cpu", "--phases", "tests,step"])
+    with pytest.raises(SystemExit) as ended:
+        command["main"]()
+    assert ended.value.code == 2
+    assert "there is no phase step; there are tests" in capsys.readouterr().err
+
+
 def test_torch_which_takes_seconds_is_not_imported_by_the_command_itself() -> None:
     code = "import runpy, sys; runpy.run_path(sys.argv[1]); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code, str(ROOT / "benchmarks" / "gpu.py")]).returncode == 0

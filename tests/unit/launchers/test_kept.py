@@ -91,6 +91,10 @@ def install_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_setting, "package_marks", lambda path: (("/site-packages", 2, 3),))
 
 
+def mask_permissions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_setting, "_umask", lambda: "Umask:\t0777")
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -100,6 +104,7 @@ def install_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
         lower_a_limit,
         take_a_core_away,
         install_a_package,
+        mask_permissions,
     ],
 )
 def test_a_process_that_differs_from_one_started_now_is_ended(
@@ -124,6 +129,15 @@ def test_a_process_that_was_killed_is_replaced(kept: KeptParent) -> None:
     os.kill(first.pid, signal.SIGKILL)
     first.story()
     assert take(kept) != first.pid
+
+
+def test_a_process_that_is_stopped_is_ended(kept: KeptParent) -> None:
+    first = kept.take(1)
+    kept.keep(first)
+    os.kill(first.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, first.pid, os.WSTOPPED | os.WNOWAIT)
+    assert take(kept) != first.pid
+    assert not psutil.pid_exists(first.pid)
 
 
 def test_a_forked_child_leaves_the_process_to_the_one_that_has_started_it(kept: KeptParent) -> None:
