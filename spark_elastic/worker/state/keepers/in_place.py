@@ -21,7 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from spark_elastic.checkpoint.skeleton import PLAIN, StateDict
-from spark_elastic.errors import HostsUpdatedInterrupt, SparkElasticError, WorkerLostError
+from spark_elastic.errors import HostsUpdatedInterrupt, TrainingCodeError, WorkerLostError
 from spark_elastic.worker.job import current_job, present_world
 from spark_elastic.worker.module_registers import same_objects, stepped
 from spark_elastic.worker.optimizer_steps import is_of_base_class
@@ -198,14 +198,14 @@ class StepGuard:
         job = current_job()
         if job is not None and job.finished:
             return  # no commit follows any more
-        if is_own and self._has_stepped:
-            raise SparkElasticError(
-                'TorchState(commit="in_place") takes exactly one optimizer step for each commit(), and this is the second; '
-                'commit after each, or use commit="copy"'
-            )
         if self.is_over:
             raise HostsUpdatedInterrupt
         self._before_step()
+        if is_own and self._has_stepped:
+            raise TrainingCodeError(
+                'TorchState(commit="in_place") takes exactly one optimizer step for each commit(), and this is the second; '
+                'commit after each, or use commit="copy"'
+            )
         self.dirty = True
         self._has_stepped |= is_own
 

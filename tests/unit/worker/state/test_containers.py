@@ -104,7 +104,7 @@ def test_in_place_optimizers_in_containers_are_watched_and_their_weights_not_cop
     assert sum(tensor.numel() for tensor in state._keeper.current.buffer.views) == 0
     model(torch.ones(1, 50)).sum().backward()
     state.optimizers[0].step()
-    with pytest.raises(SparkElasticError, match="exactly one optimizer step"):
+    with pytest.raises(TrainingCodeError, match="exactly one optimizer step"):
         state.optimizers[0].step()
 
 

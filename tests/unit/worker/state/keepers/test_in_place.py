@@ -13,7 +13,7 @@ from torch.optim import optimizer
 from worker_stage import Stage, on_stage
 
 from spark_elastic.checkpoint.skeleton import StateDict
-from spark_elastic.errors import SparkElasticError, StateLostError, WorkerLostError
+from spark_elastic.errors import SparkElasticError, StateLostError, TrainingCodeError, WorkerLostError
 from spark_elastic.protocol.messages import CommitId
 from spark_elastic.worker.ddp import DistributedDataParallel
 from spark_elastic.worker.state.keepers.in_place import InPlace, _guards
@@ -82,7 +82,7 @@ def test_a_second_step_without_a_commit_between_is_refused() -> None:
     state = make()
     state._begin(None)
     step(state)
-    with pytest.raises(SparkElasticError, match="exactly one optimizer step"):
+    with pytest.raises(TrainingCodeError, match="exactly one optimizer step"):
         step(state)
 
 
@@ -246,7 +246,7 @@ def test_the_step_of_a_subclass_that_calls_its_base_class_is_one_step(stage: Sta
         step(state)
         state.commit()
     step(state)
-    with pytest.raises(SparkElasticError, match="exactly one optimizer step"):
+    with pytest.raises(TrainingCodeError, match="exactly one optimizer step"):
         step(state)
 
 
