@@ -83,7 +83,7 @@ MUTANTS = (
         "all(worker.phase is WorkerPhase.READY for worker in seen.members)",
         "True",
     ),
-    Mutant("survivors are not aborted", _LOSSES + "break_world", "if fresh:", "if False:"),
+    Mutant("survivors are not aborted", _LOSSES + "abort_if_due", "if awaited:", "if False:"),
     Mutant(
         "what a worker said of its commits before counts for more",
         _WORKER_EVENTS + "worker_ready",

@@ -108,7 +108,8 @@ def with_fields(frame: DataFrame, names: Iterable[str | None]) -> DataFrame:
     """Return the frame with a column ``a.b`` of its own for each name that is no column, but means a field of a struct."""
     schema = frame.schema
     paths = {name: _path_of(schema, name) for name in names if name and name not in schema.names}
-    return frame.withColumns({name: path for name, path in paths.items() if path is not None})
+    fields = {name: path for name, path in paths.items() if path is not None}
+    return frame.withColumns(fields) if fields else frame
 
 
 def _path_of(schema: StructType, name: str) -> Column | None:

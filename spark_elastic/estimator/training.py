@@ -82,7 +82,8 @@ class Trainer:
 
     def __init__(self, plan: TrainingPlan) -> None:
         self.plan = plan
-        self.device = torch.device("cpu") if plan.use_gpu is False else se.device()
+        is_usable = plan.use_gpu is not False and torch.cuda.is_available()
+        self.device = se.device() if is_usable else torch.device("cpu")
         if plan.use_gpu and self.device.type != "cuda":
             raise SparkElasticError(
                 f"useGpu=True, but Spark has assigned no GPU that torch {torch.__version__} can use: set "

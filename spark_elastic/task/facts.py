@@ -52,10 +52,7 @@ def _torch_version() -> str:
 
 
 def _unusable(gpu: str) -> str:
-    return (
-        f"Spark has assigned GPU {gpu}, which torch {_torch_version()} cannot use, so that the worker computes on the CPU: "
-        "install a torch for CUDA"
-    )
+    return f"Spark has assigned GPU {gpu}, which torch {_torch_version()} cannot use: install a torch for CUDA, or use the CPU"
 
 
 def interface_address(interface: str) -> str:
@@ -97,7 +94,7 @@ def worker_environment(
         environment.setdefault(name, threads)
     if gpus:
         environment["CUDA_VISIBLE_DEVICES"] = gpus[0]
-        environment[DEVICE_VARIABLE] = "cuda:0" if torch_uses_gpus() else "cpu"
+        environment[DEVICE_VARIABLE] = "cuda:0"
         # torch.cuda.is_available() in the warm parent must not initialize CUDA, or its forks could not use it.
         environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     environment.update(settings)

@@ -89,12 +89,13 @@ def test_every_row_counts_once_an_epoch_through_the_loss_of_a_worker_and_of_an_e
     assert [entry["last_step"] for entry in model.history] == [11, 11]
 
 
-def test_fields_of_structs_are_columns_by_their_paths(spark: Any, frame: Any, store: Store, tmp_path: Path) -> None:
+def test_fields_of_structs_are_columns_by_their_paths(spark: Any, frame: Any, tmp_path: Path) -> None:
     flat = frame.select("a", "b", "y")
     held = (f.col("id") % 4 == 0).alias("held")
     nested = frame.select(f.struct("a", f.struct("b").alias("more")).alias("in"), f.struct("y", held).alias("out"))
     nested.write.parquet(str(tmp_path / "nested"))
     nested = spark.read.parquet(str(tmp_path / "nested"))
+    store = Store.create(tmp_path / "store")
     settings = {"epochs": 1, "store": store, "numProc": 1, "maxNp": 1, "shuffle": False, "optimizer": torch.optim.Adam}
     paths = {"featuresCol": None, "featureCols": ["in.a", "in.more.b"], "labelCol": "out.y"}
     regressor = TorchRegressor(model=torch.nn.Linear(2, 1), validationIndicatorCol="out.held", **paths, **settings)
