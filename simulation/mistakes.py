@@ -328,8 +328,8 @@ MUTANTS = (
     Mutant(
         "newcomers' random numbers are independent of their rank",
         "spark_elastic.worker.state.generators:seed_newcomer",
-        "world.generation, world.rank]",
-        "world.generation]",
+        "world.generation, world.rank)",
+        "world.generation)",
         "tests.unit.worker.state.test_torch_state:test_newcomers_draw_random_numbers_of_their_own_rank_and_generation",
     ),
     Mutant(

@@ -105,17 +105,27 @@ def _fields_of(schema: StructType, name: str) -> str:
 
 
 def with_fields(frame: DataFrame, names: Iterable[str | None]) -> DataFrame:
-    """Return the frame with a column ``a.b`` of its own for each name that is no column, but means a field of a struct."""
-    schema = frame.schema
+    """Return the frame with a column ``a.b`` of its own for each name that is no column, but means a field of a struct.
+
+    Raises ValueError for a name that Spark cannot tell from that of a column, because it ignores case.
+    """
+    schema, known = frame.schema, unambiguous(frame)
     paths = {name: _path_of(schema, name) for name in names if name and name not in schema.names}
-    fields = {name: path for name, path in paths.items() if path is not None}
+    fields = {name: path for name, path in paths.items() if path is not None and name.partition(".")[0] in known}
+    for name in fields:
+        alike = [other for other in schema.names if other.lower() == name.lower()]
+        if alike and not is_case_sensitive(frame):
+            raise ValueError(
+                f"the column {alike[0]!r} and the field {name!r} have one name to Spark, which ignores case: rename one, or set "
+                "spark.sql.caseSensitive to true"
+            )
     return frame.withColumns(fields) if fields else frame
 
 
 def _path_of(schema: StructType, name: str) -> Column | None:
     """Return the field that a name such as ``a.b.c`` means; None if there is none."""
     outer, *inner = name.split(".")
-    if schema.names.count(outer) != 1:
+    if outer not in schema.names:
         return None
     kind, found = schema[outer].dataType, column(outer)
     for part in inner:
@@ -160,6 +170,14 @@ def _is_orderable(kind: DataType) -> bool:
 def is_vector(kind: DataType) -> bool:
     """Whether a column holds Spark ML's vectors."""
     return isinstance(kind, VectorUDT)
+
+
+def holds_vectors(kind: DataType) -> bool:
+    """Whether a column holds vectors, by themselves or in structs, arrays and maps."""
+    if isinstance(kind, StructType):
+        return any(holds_vectors(field.dataType) for field in kind.fields)
+    parts = (getattr(kind, name, None) for name in ("elementType", "keyType", "valueType"))
+    return is_vector(kind) or any(holds_vectors(part) for part in parts if part is not None)
 
 
 def is_list(kind: DataType) -> bool:

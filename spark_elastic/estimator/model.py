@@ -185,23 +185,24 @@ class ElasticModel(Model, FitParams, MLReadable["ElasticModel"], MLWritable, Ela
         if self.model is None:
             raise ValueError(f"{type(self).__name__} has no network: give model=, or take the model that fit returns")
         layout = self.layout if self.layout.inputs else self._layout_of_names()
-        there = {name if is_case_sensitive(dataset) else name.lower(): name for name in dataset.columns}
+        frame = with_fields(dataset, layout.features)
         fields = [column(name) for name in layout.features if name not in dataset.columns]
-        dataset = with_fields(dataset, layout.features)
-        check_case(dataset, layout.features)
+        check_case(frame, layout.features)
         if not self.layout.inputs:
-            describe_from_frame(self, layout, dataset)
+            describe_from_frame(self, layout, frame)
         self._check({})
         prepare_python(dataset.sparkSession)
         outputs = self._outputs()
-        check_features(dataset, self.shapes, self.layout.features)
+        check_features(frame, self.shapes, self.layout.features)
+        is_exact = is_case_sensitive(dataset)
+        there = {name if is_exact else name.lower(): name for name in frame.columns}
         for name in outputs:
-            if (taken := there.get(name if is_case_sensitive(dataset) else name.lower())) is not None:
+            if (taken := there.get(name if is_exact else name.lower())) is not None:
                 alike = "" if taken == name else f", as {taken!r}"
                 raise ValueError(f"the output column {name!r} exists already in the DataFrame{alike}")
         if not outputs:
             return dataset
-        rows = carry_vectors(dataset, self.layout.features)
+        rows = carry_vectors(frame, self.layout.features)
         found = rows.withColumn(_STRUCT, self._prediction_udf(rows.sparkSession, outputs)(rows))
         made = [self._output(name, width) for name, width in outputs.items()]
         return found.select("*", *made).drop(_STRUCT, *fields)  # "*", because unused columns may share a name

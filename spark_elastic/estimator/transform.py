@@ -23,7 +23,7 @@ from pyspark.sql.types import ArrayType, DataType, DecimalType, DoubleType, Stru
 
 from spark_elastic.errors import SparkElasticError
 from spark_elastic.estimator.finite import SHOWN, check_finite
-from spark_elastic.estimator.frame import as_list, check_columns, column, is_list, is_vector, unambiguous
+from spark_elastic.estimator.frame import as_list, check_columns, column, holds_vectors, is_list, unambiguous
 from spark_elastic.estimator.layout import Layout, in_order, outputs_of
 from spark_elastic.estimator.row_checks import check_indexes, check_whole
 from spark_elastic.estimator.row_numbers import RowCount
@@ -259,7 +259,7 @@ def carry_vectors(frame: DataFrame, features: Sequence[str]) -> DataFrame:
     """
     session = frame.sparkSession
     is_columnar = _version(session) >= (4, 2) and session.conf.get(_COLUMNAR, "true") == "true"
-    if not is_columnar or not any(is_vector(field.dataType) for field in frame.schema):
+    if not is_columnar or not any(holds_vectors(field.dataType) for field in frame.schema):
         return frame
     cheapest = min(features, key=lambda name: is_list(frame.schema[name].dataType))
     return frame.where(f.hash(column(cheapest)) >= -(2**31))

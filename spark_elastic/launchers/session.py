@@ -93,7 +93,7 @@ def active_session() -> SparkSession | None:
     session = SparkSession.getActiveSession()
     if session is not None or TASK_VARIABLE in os.environ:
         return session
-    if "SPARK_REMOTE" in os.environ:
+    if os.environ.get("SPARK_REMOTE"):
         return SparkSession.builder.getOrCreate()
     if "SPARK_CONNECT_MODE_ENABLED" in os.environ:
         raise SparkElasticError(

@@ -16,6 +16,9 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
     fp16_compress_hook,
 )
 
+from spark_elastic.worker.job import present_world
+from spark_elastic.worker.world import translated_errors
+
 # Torch's hooks that send a bucket in a single collective, as soon as they are called.
 _SEND_ONCE = (allreduce_hook, fp16_compress_hook, bf16_compress_hook)
 
@@ -73,7 +76,8 @@ class CommHook:
 
         def call(state, bucket):  # type: ignore[no-untyped-def]
             if CommHook._last is not None and not CommHook._last.done():
-                CommHook._last.wait()
+                with translated_errors(present_world()):
+                    CommHook._last.wait()
             future = self.hook(state, bucket)
             CommHook._last = None if self.hook in _SEND_ONCE else future
             return future

@@ -99,7 +99,7 @@ class Watch:
         """Note that a collective was entered whose result depends on every rank."""
         if self._reduction is None:
             self._reduction = work
-        if self._pass != -1 and work is not None:
+        if work is not None and -1 < self._pass == torch._C._current_graph_task_id():
             self._reductions_of_pass.append(work)
 
     def take_reduction(self) -> dist.Work | None:

@@ -101,13 +101,14 @@ class Weighting:
             forward.differs()
         return weight / self._weight
 
-    def _weigh(self, gradients: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...] | None:
+    def _weigh(self, gradients: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tensor, ...] | None:
         if self._weight is None:  # the loss does not depend on the output of a wrapped model
             latest = self._latest or deliveries.newest()
             self._weight = (1.0 if latest is None else latest.weight) or TINY
         self.accumulated = torch._C._current_graph_task_id()
         note_gradients()
-        return None if self._weight == 1.0 else (gradients[0] * self._weight,)
+        # A Function may return None for a parameter.
+        return None if self._weight == 1.0 or gradients[0] is None else (gradients[0] * self._weight,)
 
 
 class Boundary(torch.autograd.Function):

@@ -111,6 +111,10 @@ def test_fields_of_structs_are_columns_by_their_paths(spark: Any, frame: Any, tm
     assert model.evaluate(nested) == pytest.approx(
         model.copy({getattr(model, n): v for n, v in renamed.items()}).evaluate(flat)
     )
+    with pytest.raises(ValueError, match=r"the output column 'in\.a' exists already"):
+        model.copy({model.predictionCol: "in.a"}).transform(nested)
+    with pytest.raises(ValueError, match=r"the column 'IN\.A' and the field 'in\.a' have one name to Spark"):
+        model.transform(nested.withColumn("IN.A", f.lit(1.0)))
     with pytest.raises(ValueError, match=r"there is no column 'in\.c'.*, and 'in' has a, more"):
         regressor.copy({regressor.featureCols: ["in.c"]}).fit(nested)
 

@@ -81,7 +81,9 @@ def train_and_swallow_errors_of_a_step(steps: int) -> int:
 
 def train_and_go_on_after_runtime_errors(steps: int, way: str) -> tuple[int, list[str]]:
     """Go on after what may be too little memory, in a loop of torch collectives. Return the steps and the errors."""
-    models = {way: se.DistributedDataParallel(torch.nn.Linear(64, 64)) for way in ("backward", "hook", "several")}
+    models = {way: se.DistributedDataParallel(torch.nn.Linear(64, 64)) for way in ("backward", "hook")}
+    deep = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4)))
+    models["several"] = se.DistributedDataParallel(deep, bucket_cap_mb=0.01)
     models["hook"].register_comm_hook(None, fp16_compress_hook)
     models["several"].register_comm_hook(lambda: PowerSGDState(None, start_powerSGD_iter=2), powerSGD_hook)
     state, errors = se.ObjectState(step=0, models=models), []

@@ -46,14 +46,20 @@ class Generators:
 
 
 def seed_newcomer(world: World) -> None:
-    """Seed all generators of a rank that has no commit of its own, differently on each rank and in each generation."""
+    """Seed all generators of a rank that has no commit of its own, differently on each rank and in each generation.
+
+    Each seed follows from that of the same generator, so that the numbers repeat of those generators that user code has seeded.
+    """
     job = current_job()
     attempt = 0 if job is None or job.checkpoints is None else job.checkpoints.attempt
-    seeds = numpy.random.SeedSequence([torch.initial_seed() % 2**64, attempt, world.generation, world.rank])
-    first, second, third = (int(word) for word in seeds.generate_state(3, numpy.uint32))
-    random.seed(first)
-    numpy.random.seed(second)
-    torch.manual_seed(third)
+    here = (attempt, world.generation, world.rank)
+    random.seed(_mixed(random.getrandbits(64), *here))
+    numpy.random.seed(_mixed(int.from_bytes(numpy.random.bytes(8), "little"), *here))
+    torch.manual_seed(_mixed(torch.initial_seed() % 2**64, *here))
+
+
+def _mixed(*numbers: int) -> int:
+    return int(numpy.random.SeedSequence(numbers).generate_state(1)[0])
 
 
 def _image_of_python() -> tuple[object, ...]:

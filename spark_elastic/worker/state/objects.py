@@ -63,8 +63,8 @@ class ObjectState(State):
     of the rows.
 
     Each rank has its own random number generators (Python, NumPy, torch, CUDA). They are saved with commits and never sent.
-    Those of a newcomer, and of a job that resumes from a durable checkpoint, are derived from (``torch.initial_seed()``,
-    attempt, generation, rank).
+    Those of a newcomer, and of a job that resumes from a durable checkpoint, are derived from (the generator's seed, attempt,
+    generation, rank); so are those of all ranks but 0 when a job begins.
 
     Raises ``TrainingCodeError`` for tensors, and for containers of tensors, that share their memory with a module or an
     optimizer of the state, as those of ``module.state_dict()`` do: these would keep changing here, but be copies on other

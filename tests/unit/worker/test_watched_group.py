@@ -118,6 +118,13 @@ def test_what_is_complete_is_not_kept() -> None:
     assert watch._pending == []
 
 
+def test_reductions_outside_a_backward_pass_are_not_kept_for_one_that_has_failed() -> None:
+    watch = Watch(in_order=False)
+    assert watch.begin_pass(3)
+    watch.reduces(SimpleNamespace())
+    assert watch.end_pass() == []
+
+
 def test_the_first_reduction_since_the_last_look_is_told_unless_it_is_empty(pair: Any) -> None:
     (one, of_one), (other, of_other) = pair
     works = [[group.allreduce([torch.ones(size)]) for size in (0, 1, 1)] for group in (one, other)]

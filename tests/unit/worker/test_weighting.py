@@ -36,6 +36,12 @@ class Net(nn.Module):
         return self.second(hidden)
 
 
+class Idle(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused = nn.Parameter(torch.zeros(2))
+
+
 class Two(Net):
     """Has an output from which another one is computed."""
 
@@ -324,7 +330,7 @@ def layers_that_begin_and_cease_to_train(s: Setting) -> None:
 
 def average_by_hand(s: Setting) -> None:
     for parameter in s.models[0].parameters():
-        if s.place[1] > 1:
+        if s.place[1] > 1 and parameter.grad is not None:
             torch.distributed.all_reduce(parameter.grad)
             parameter.grad /= s.place[1]
 
@@ -332,6 +338,26 @@ def average_by_hand(s: Setting) -> None:
 def the_module_called_by_itself(s: Setting) -> None:
     for x, y in s.a:
         mse_loss(s.models[0].module(x), y).backward()
+        average_by_hand(s)
+        s.step()
+
+
+class WithoutGradient(torch.autograd.Function):
+    """Says of its second argument that it has none."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return value * 2
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradients[0] * 2, None
+
+
+def a_parameter_that_a_function_gives_no_gradient(s: Setting) -> None:
+    module = s.models[0].module
+    for x, y in s.a:
+        mse_loss(WithoutGradient.apply(module(x), module.unused), y).backward()  # type: ignore[no-untyped-call]
         average_by_hand(s)
         s.step()
 
@@ -419,6 +445,7 @@ LOOPS: dict[str, tuple[Loop, Callable[[], Setting]]] = {
             a_model_in_a_checkpoint,
             a_model_in_a_reentrant_checkpoint,
         ],
+        lambda: Setting(Idle()): [a_parameter_that_a_function_gives_no_gradient],
         lambda: Setting(Two()): [outputs_that_depend_on_each_other],
         lambda: Setting(Plain()): [outputs_in_a_dataclass],
         lambda: Setting(Likely()): [outputs_in_an_object],

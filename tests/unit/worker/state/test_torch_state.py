@@ -186,6 +186,8 @@ def test_loaders_in_containers_take_their_ranks_share() -> None:
 
 def drawn(generation: int, rank: int) -> tuple[float, float, float]:
     """What a newcomer draws first; every worker starts from the same seeds."""
+    random.seed(7)
+    numpy.random.seed(7)
     torch.manual_seed(7)
     state = TorchState(step=0)
     world: Any = SimpleNamespace(generation=generation, rank=rank)
