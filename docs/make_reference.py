@@ -29,6 +29,7 @@ from spark_elastic.worker.scripts import Meeting, environment
 # What each environment variable is for. One that the code uses and that is missing here is a KeyError.
 OURS = {
     "PYSPARK_PYTHON": "the executors' Python; unset, executors of a local master run the driver's",
+    "SPARK_REMOTE": "read by `run` where there is no session: the Spark Connect server to train on, as for Spark's own sessions",
     "JAVA_HOME": "read by `doctor`, as by Spark",
     "KERAS_BACKEND": "set to `torch` by `spark_elastic.keras`, unless it is set",
     "SPARK_REUSE_WORKER": "read in tasks; Spark sets it where it uses Python processes again, and importers are kept there, too",
