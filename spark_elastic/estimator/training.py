@@ -16,10 +16,11 @@ import torch.distributed as dist
 
 import spark_elastic as se
 from spark_elastic.data import ParquetLoader
-from spark_elastic.errors import DataError, NotFiniteLossError, SparkElasticError
+from spark_elastic.errors import DataError, NotFiniteLossError
 from spark_elastic.estimator.callback_runner import CallbackRunner
 from spark_elastic.estimator.callbacks import Metrics
 from spark_elastic.estimator.class_weights import class_of_rows
+from spark_elastic.estimator.devices import training_device
 from spark_elastic.estimator.fit_state import FitState, history_of, kept_weights
 from spark_elastic.estimator.fitted import PlainAttributes, parted_weights, weights_of
 from spark_elastic.estimator.layout import plain
@@ -82,13 +83,7 @@ class Trainer:
 
     def __init__(self, plan: TrainingPlan) -> None:
         self.plan = plan
-        is_usable = plan.use_gpu is not False and torch.cuda.is_available()
-        self.device = se.device() if is_usable else torch.device("cpu")
-        if plan.use_gpu and self.device.type != "cuda":
-            raise SparkElasticError(
-                f"useGpu=True, but Spark has assigned no GPU that torch {torch.__version__} can use: set "
-                "spark.task.resource.gpu.amount=1, and install a torch for CUDA"
-            )
+        self.device = training_device(plan.use_gpu)
         # Looking for parameters without a gradient takes time in each step, but without it such parameters fail with several
         # workers.
         has_unused = plan.has_unused and plan.data.shards is None
