@@ -36,6 +36,8 @@ class Generation:
     # Whether a newcomer has broken the world.
     newcomers_failed: bool = False
     broken_by: str = ""
+    # The last loss that is known to have broken the world. A rank that reports its end may be heard before any.
+    broken_by_loss: str = ""
     # Whether the end of the world counts against reset_limit: it does unless only newcomers have broken the world.
     counts_as_reset: bool = False
     # The rank of each worker, in rank order.

@@ -115,11 +115,13 @@ def break_world(job: JobState, reason: str, lost: int | None = None, is_newcomer
         if is_newcomers is None:  # another rank may notice and report a newcomer's end before the driver does
             is_newcomers = any(map(job.situation.is_joining, job.members))
         world.counts_as_reset = not is_newcomers
-        if job.fail_if(job.setbacks.broke(reason, job.book.story(), is_newcomers)):
-            return
+        job.setbacks.broke(is_newcomers)
     elif is_newcomers is False and not world.counts_as_reset:
         world.counts_as_reset = True
-        if job.fail_if(job.setbacks.counts(reason, job.book.story())):
+        job.setbacks.counts()
+    if lost is not None:
+        world.broken_by_loss = reason
+        if end_at_limit(job, reason):
             return
     waiting = [worker for worker in job.members if worker.phase in (WorkerPhase.MEMBER, WorkerPhase.VOTED)]
     fresh = [worker for worker in waiting if worker.awaited_since is None]
@@ -127,6 +129,15 @@ def break_world(job: JobState, reason: str, lost: int | None = None, is_newcomer
         worker.awaited_since = job.now
     world.to_abort += [worker.worker for worker in fresh]
     abort_if_due(job)
+
+
+def end_at_limit(job: JobState, reason: str) -> bool:
+    """End the job if failures have caused more resets than it may have. Return whether they have.
+
+    ``reason`` is what broke the world: the loss of a worker, or what a rank has reported once all that are left are ready. A
+    rank may report the loss of another one before the driver hears of it, and the error is to name the one that was lost.
+    """
+    return job.fail_if(job.setbacks.over_limit(reason, job.book.story()))
 
 
 def abort_if_due(job: JobState) -> None:
@@ -151,7 +162,9 @@ def note_survivors_commit(job: JobState, commit: CommitId | None) -> None:
         return
     if commit.generation == world.generation and commit.index > 1:
         world.counts_as_reset = True
-        job.fail_if(job.setbacks.counts(world.broken_by, job.book.story()))
+        job.setbacks.counts()
+        if world.broken_by_loss:
+            end_at_limit(job, world.broken_by_loss)
 
 
 def break_unconnected(job: JobState, reason: str) -> None:

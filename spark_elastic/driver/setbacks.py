@@ -63,8 +63,10 @@ class Setbacks:
         is_same_incident = started_at < self._last_lost_at
         if not is_same_incident:
             self._last_lost_at = now
-        if runs_again and not is_same_incident and (error := self.counts(reason, story)):
-            return error
+        if runs_again and not is_same_incident:
+            self.counts()
+            if error := self.over_limit(reason, story):
+                return error
         if lives:
             self._lost_starts = 0
             return None
@@ -100,7 +102,7 @@ class Setbacks:
         """Note the first commit of a world."""
         self._lost = self._stuck = self._by_newcomers = 0
 
-    def broke(self, reason: str, story: Story, by_newcomers: bool = False) -> SparkElasticError | None:
+    def broke(self, by_newcomers: bool = False) -> None:
         """Note that a failure has broken a world. ``by_newcomers``: only newcomers were lost.
 
         Newcomers cost the others no commit, and do not count against ``reset_limit`` while the others keep committing.
@@ -109,12 +111,15 @@ class Setbacks:
         if by_newcomers:
             self._by_newcomers += 1
             if self._by_newcomers <= NEWCOMERS_LIMIT:
-                return None
-        return self.counts(reason, story)
+                return
+        self.counts()
 
-    def counts(self, reason: str, story: Story) -> SparkElasticError | None:
+    def counts(self) -> None:
         """Note a reset that counts against ``reset_limit``, as soon as it is known that newcomers were not its only cause."""
         self._counted += 1
+
+    def over_limit(self, reason: str, story: Story) -> SparkElasticError | None:
+        """Return the error of a job with more resets than ``reset_limit`` allows. ``reason``: what caused the last one."""
         limit = self._settings.reset_limit
         if limit is None or self._counted <= limit:
             return None

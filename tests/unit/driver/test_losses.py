@@ -10,7 +10,7 @@ from machine_script import Script, running, wait_in_collectives
 from spark_elastic.driver import commands as do
 from spark_elastic.driver.losses import RAISE_SECONDS
 from spark_elastic.driver.setbacks import LOST_WORLDS_LIMIT
-from spark_elastic.errors import StateLostError, TrainingFailedError
+from spark_elastic.errors import ResetLimitExceededError, StateLostError, TrainingFailedError
 from spark_elastic.protocol.messages import CommitId
 
 
@@ -198,3 +198,24 @@ def test_a_worker_that_was_fenced_is_not_said_to_have_run_out_of_memory() -> Non
         script.come_back()
     script.end_those_told()
     assert "could not connect" in script.job.book.failures[2].cause
+
+
+def test_the_error_of_a_reset_limit_names_the_lost_rank_although_a_survivor_has_reported_its_end_first() -> None:
+    script = running("a", "b", reset_limit=0)
+    script.commit()
+    script.ready(0, "connection closed by peer")
+    assert script.error is None
+    script.kill(1)
+    assert isinstance(script.error, ResetLimitExceededError)
+    assert "the last one: rank 1 on b was lost: killed by SIGKILL" in str(script.error)
+    assert [failure.worker for failure in script.error.failures] == [1]
+
+
+def test_a_reset_limit_ends_a_job_whose_world_broke_without_a_loss_once_all_have_come_back() -> None:
+    script = running("a", "b", reset_limit=0)
+    script.commit()
+    script.ready(0, "connection closed by peer")
+    assert script.error is None
+    script.come_back()
+    assert isinstance(script.error, ResetLimitExceededError)
+    assert "the last one: rank 0 reports: connection closed by peer" in str(script.error)
