@@ -29,7 +29,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 # With those that `ml` brings, because the lower bounds of an extra count only if it is named.
-EXTRAS = "ml,data,spark,connect,images,pictures,tensorboard,mlflow"
+EXTRAS = "ml,data,spark,connect,images,pictures,tensorboard,mlflow,keras"
 LIMIT_SECONDS = 300
 # What stands before an example that is complete only after README.md's first one.
 KNOWN = frozenset({"train_fn", "se", "spark_elastic", "torch"})
