@@ -237,7 +237,7 @@ class SparkDriverService:
             self._printer.log(logging.WARNING, f"host {host} on {hello.facts.name}: {warning}")
         if self._keeper is not None:
             self._keeper.slot_registered(slot)
-        self._log.record(records.HostFacts(host, slot, msgspec.to_builtins(hello.facts)))
+        self._log.record(records.HostFacts(host, slot, msgspec.json.decode(msgspec.json.encode(hello.facts))))
         self._handle(ev.TaskRegistered(host, slot, hello.facts.name, Place.of(hello.facts), hello.facts.address))
         reason = FirstSign.CONNECTION_BROKE.value
         try:

@@ -179,11 +179,14 @@ class State(ABC):
         faults.reached(Point.SYNCED, rank=world.rank, generation=world.generation)
         previous_size = self._commits.restored_size if world.newest_commit is None else world.previous_size
         if previous_size:
-            self.on_reset()
-            for callback in self._reset_callbacks:
-                callback(previous_size, world.size)
+            self._tell_of_reset(previous_size, world.size)
         self._enter_world(world.rank, world.size)
         self._commits.seal(self, job, world)
+
+    def _tell_of_reset(self, previous_size: int, size: int) -> None:
+        self.on_reset()
+        for callback in self._reset_callbacks:
+            callback(previous_size, size)
 
     def _begins_here(self) -> bool:
         """Begin the job if this is its first ``sync`` or ``restore`` in a fixed world. Return whether it was."""

@@ -239,6 +239,20 @@ class TorchState(ObjectState):
                 f"shards={shards}; leave the callback out"
             )
 
+    def _tell_of_reset(self, previous_size: int, size: int) -> None:
+        """Run the callbacks. With ``shards=``, refuse what they change of how optimizers train: a quiet run would not."""
+        shards = shards_of_loader(self._loader_in_use())
+        optimizers = [] if shards is None else find_optimizers(self._values(shared=True))
+        before = [_settings(optimizer) for optimizer in optimizers]
+        super()._tell_of_reset(previous_size, size)
+        for optimizer, settings in zip(optimizers, before, strict=True):
+            if changed := _first_difference(settings, _settings(optimizer)):
+                raise SparkElasticError(
+                    f"a reset from {previous_size} to {size} workers has changed {changed} of the optimizer "
+                    f"{type(optimizer).__name__}, by a reset callback or on_reset, and with shards={shards} nothing may depend "
+                    "on the size of the world or on its resets; leave that out"
+                )
+
     def _check_models(self, job: Job) -> None:
         kept = set(map(id, _parameters_in(self._values(shared=True) | self._values(shared=False))))
         for model in job.models:
@@ -272,3 +286,20 @@ def _what_is_kept_of(loader: object) -> str:
         "twice"
         f".{order if is_shuffled else ''} The loaders of spark_elastic.data count each row once. docs/data.md, Streams, says more"
     )
+
+
+def _settings(optimizer: torch.optim.Optimizer) -> list[dict[str, str]]:
+    return [
+        {name: repr(value) for name, value in group.items() if name != "params"} for group in optimizer.param_groups
+    ]
+
+
+def _first_difference(before: list[dict[str, str]], after: list[dict[str, str]]) -> str:
+    """Say what has changed in an optimizer's groups; an empty string if nothing has."""
+    if len(before) != len(after):
+        return "the number of groups"
+    for was, now in zip(before, after, strict=True):
+        for name in sorted(was.keys() | now.keys()):
+            if was.get(name) != now.get(name):
+                return f"{name} ({was.get(name)} → {now.get(name)})"
+    return ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,7 @@ class Rows(torch.utils.data.Dataset[Any]):
 
 
 def training(
-    net: nn.Module | None = None, rows: int = 40, begin: bool = True, shards: int = 4, **loader: Any
+    net: nn.Module | None = None, rows: int = 40, begin: bool = True, shards: int | None = 4, **loader: Any
 ) -> se.TorchState:
     torch.manual_seed(0)
     model = se.DistributedDataParallel(net or nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Dropout(0.5)))
@@ -348,6 +349,27 @@ def test_a_learning_rate_that_follows_the_size_is_refused() -> None:
     state.register_reset_callbacks([se.scale_learning_rate(state.optimizer)])
     with pytest.raises(SparkElasticError, match="scale_learning_rate"):
         state._begin(None)
+
+
+@pytest.mark.parametrize(("shards", "refused"), [(4, True), (None, False)])
+def test_a_reset_callback_that_changes_how_the_optimizer_trains_is_refused(shards: int | None, refused: bool) -> None:
+    state = training(begin=False, shards=shards)
+    seen = []
+
+    def scale(old: int, new: int) -> None:
+        seen.append((old, new))
+        state.optimizer.param_groups[0]["lr"] *= new / old
+
+    state.register_reset_callbacks([scale])
+    with on_stage() as stage:
+        stage.max_np = 4
+        stage.begin(state, previous_size=0)
+        stage.begin(state, previous_size=1)
+        assert seen == [(1, 1)]
+        expected = pytest.raises(SparkElasticError, match=r"from 2 to 1 workers has changed lr \(0\.1 → 0\.05\) of the")
+        with expected if refused else nullcontext():
+            stage.begin(state, previous_size=2)
+    assert seen == [(1, 1), (2, 1)]
 
 
 def test_rows_by_hand_are_refused() -> None:
