@@ -28,6 +28,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from spark_elastic._integers import whole_number
+from spark_elastic._seconds import seconds_from
 from spark_elastic.driver.fault_plan import active, active_plan
 from spark_elastic.launchers.local_cluster import LocalCluster
 from spark_elastic.protocol.fault_points import Action, Fault, InjectedFaultError, Point
@@ -71,9 +72,9 @@ def fault(
 
     Args:
         action: what happens.
-        rank: the rank that it strikes; None means every rank.
-        step: the step at which it strikes; None means every step.
-        generation: the generation in which it strikes; None means every generation.
+        rank: the rank that it strikes; None means any: the one that comes to the point first.
+        step: the step at which it strikes; None means any.
+        generation: the generation in which it strikes; None means any.
         at: the point within the step: by default when the worker calls ``commit()``, before anything is saved.
         times: how often it strikes in a job, if the point comes again; a step that survivors keep does not.
         code: the exit code with which ``exit_with`` ends the process.
@@ -87,6 +88,7 @@ def fault(
     ):
         if value is not None:
             whole_number(name, value, least)
+    code, grace = whole_number("code", code, 0), seconds_from("grace", grace)
     return Fault(0, Action(action), Point(at), rank, step, generation, times, code, grace)
 
 
@@ -130,11 +132,11 @@ def local_cluster(slots: int) -> Iterator[LocalCluster]:
 
 @contextmanager
 def inject(*faults: Fault) -> Iterator[None]:
-    """Inject the faults into every ``run`` that this thread starts inside the ``with``."""
+    """Inject the faults into every ``run`` that this thread starts inside the ``with``, besides those of a ``with`` around it."""
     for fault in faults:
         if not isinstance(fault, Fault):
             raise TypeError(f"inject takes faults, such as kill(rank=1, step=3), not {fault!r}")
-    token = active.set(tuple(replace(entry, number=number) for number, entry in enumerate(faults, 1)))
+    token = active.set(tuple(replace(entry, number=number) for number, entry in enumerate((*active.get(), *faults), 1)))
     try:
         yield
     finally:

@@ -189,14 +189,19 @@ class Door:
         self._let_in()
 
     async def _shake_hands(self, connection: socket.socket) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+
         def protocol() -> asyncio.StreamReaderProtocol:
-            return asyncio.StreamReaderProtocol(asyncio.StreamReader(), self._shown)
+            return asyncio.StreamReaderProtocol(asyncio.StreamReader(), partial(self._shown, task))
 
         await self._loop.connect_accepted_socket(
             protocol, connection, ssl=self._context, ssl_handshake_timeout=HANDSHAKE_SECONDS
         )
 
-    def _shown(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _shown(self, handshake: asyncio.Task[None], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # Cancelling the task from now on would close the connection of a peer that is in.
+        self._shaking.pop(handshake, None)
         if self._listener.fileno() < 0:
             writer.transport.abort()  # the handshake ended in the very turn of the loop that closed the door
             return

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from spark_elastic._callables import is_deferred
 from spark_elastic.errors import JobCancelledError
 from spark_elastic.protocol.event_format import as_event, as_line
 from spark_elastic.protocol.records import Entry, EventsDropped, JobFailed, JobFinished, JobStarted, Record
@@ -75,6 +76,10 @@ class OnEvent:
     def __init__(self, call: Callable[[dict[str, Any]], None]) -> None:
         if not callable(call):
             raise TypeError(f"on_event must be callable, not {call!r}")
+        if is_deferred(call):
+            raise TypeError(
+                "on_event is a coroutine function or a generator, so that calling it runs none of its code: give a plain function"
+            )
         self.take = call
 
     def close(self) -> None:

@@ -6,7 +6,6 @@ import dataclasses
 import errno
 import inspect
 import logging
-import numbers
 import os
 import pickle
 import sys
@@ -14,8 +13,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from spark_elastic._callables import is_deferred
 from spark_elastic._integers import whole_number
 from spark_elastic._pickling import dumps
+from spark_elastic._seconds import seconds_from
 from spark_elastic._text import shown
 from spark_elastic._urls import without_file_scheme
 from spark_elastic.checkpoint.best import Metric, metric_of
@@ -260,7 +261,7 @@ def _pickle_call(fn: object, args: Sequence[object], kwargs: Mapping[str, object
             f"fn must be callable, not {fn!r}: give the function itself, as in run(train_fn, args=(3,)), and not what a call of "
             "it has returned"
         )
-    if inspect.iscoroutinefunction(fn) or inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
+    if is_deferred(fn):
         raise TypeError(
             "fn is a coroutine function or a generator, so that calling it only makes an object and runs none of its code: give "
             "a plain function, which may call asyncio.run(…)"
@@ -294,9 +295,7 @@ def _check_checkpoint(
     storage_options: Mapping[str, object] | None,
 ) -> CheckpointWish | None:
     """Check the arguments for checkpoints, even if none are written: whoever gives one expects them."""
-    if not isinstance(interval, numbers.Real) or isinstance(interval, bool) or not interval >= 0:
-        raise ValueError(f"checkpoint_interval must be a number of seconds from 0 on, not {interval!r}")
-    interval = float(interval)
+    interval = seconds_from("checkpoint_interval", interval)
     keep = whole_number("checkpoint_keep", keep, 1)
     metric = None if best is None else _metric_named(best)
     if storage_options is not None and not isinstance(storage_options, Mapping):

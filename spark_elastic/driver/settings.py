@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from spark_elastic._integers import whole_number
+from spark_elastic._seconds import seconds_above
 from spark_elastic.worker.backends import BACKENDS
 
 _RARE_TIMEOUTS = ("heartbeat_timeout", "ready_timeout", "form_timeout", "join_window", "join_patience", "yield_after")
@@ -62,10 +62,7 @@ class JobSettings:
     def __post_init__(self) -> None:
         check_sizes(self.min_np, self.num_proc, self.max_np)
         for name in _TIMEOUTS:
-            value = getattr(self, name)
-            if not isinstance(value, numbers.Real) or isinstance(value, bool) or not float(value) > 0:
-                raise ValueError(f"{name} must be a number of seconds above 0, not {value!r}")
-            object.__setattr__(self, name, float(value))  # it may be one of NumPy's
+            object.__setattr__(self, name, seconds_above(name, getattr(self, name)))  # it may be one of NumPy's
         if self.reset_limit is not None:
             object.__setattr__(self, "reset_limit", whole_number("reset_limit", self.reset_limit, 0))
         if self.replace_slow is not None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from spark_elastic._integers import whole_number
+from spark_elastic._seconds import seconds_from
 from spark_elastic.launchers.defaults import cores
 from spark_elastic.launchers.kept import KeptParent
 from spark_elastic.launchers.slot_process import SlotParent, SlotProcess
@@ -77,22 +78,27 @@ class LocalCluster:
         """Take away seats, those of running slots first, from the highest number down.
 
         Their workers leave at their next commit, which costs no step. A process that is still there after ``grace`` seconds is
-        killed; with 0, it is killed at once.
+        killed; with 0, it is killed at once. Raises ``ValueError`` if there are fewer slots.
         """
+        count, grace = whole_number("count", count, 1), seconds_from("grace", grace)
         with self._lock:
             present = [*self._free, *sorted(self._staying(), key=lambda seat: seat.number)]
-            if not 1 <= count <= len(present):
-                raise ValueError(f"count must be from 1 to {len(present)}, the slots that there are, not {count!r}")
+            if count > len(present):
+                raise ValueError(f"{_slots(count)} cannot be taken away: there are {len(present)}")
             for seat in present[-count:]:
                 self._leave(seat, grace)
         self._notify()
 
     def give_back(self, count: int = 1) -> None:
-        """Give back seats that were taken away. Slots that wait for a seat start there."""
+        """Give back seats that were taken away. Slots that wait for a seat start there.
+
+        Raises ``ValueError`` if fewer were taken away.
+        """
+        count = whole_number("count", count, 1)
         with self._lock:
             gone = [*self._away, *(seat for seat in self._taken if seat.leave_by is not None and not seat.returns)]
-            if not 1 <= count <= len(gone):
-                raise ValueError(f"count must be from 1 to {len(gone)}, the slots that were taken away, not {count!r}")
+            if count > len(gone):
+                raise ValueError(f"{_slots(count)} cannot be given back: {len(gone) or 'none'} were taken away")
             for seat in gone[:count]:
                 if seat in self._away:
                     self._away.remove(seat)
@@ -186,3 +192,7 @@ class LocalCluster:
             watchers = list(self._watchers)
         for watcher in watchers:
             watcher()
+
+
+def _slots(count: int) -> str:
+    return "1 slot" if count == 1 else f"{count} slots"

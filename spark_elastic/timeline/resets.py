@@ -65,15 +65,12 @@ def find_resets(entries: Sequence[Entry]) -> list[Reset]:
     resets: list[Reset] = []
     start: _Ending | None = None
     later: _Ending | None = None  # the beginning of another reset, before this one was over
-    formed: _Formed | None = None
     known = 0
     for entry in entries:
         record, generation = entry.record, _generation_of(entry.record)
         if start is None or generation <= start.generation:
             known = max(known, log.step_of(record))
         match record:
-            case records.WorldFormed():
-                formed = _Formed(entry.time, generation)
             case records.WorldBroken() | records.WorldInterrupted():
                 ending = _Ending.of(entry.time, record)
                 is_same = start is not None and generation == start.generation
@@ -83,8 +80,10 @@ def find_resets(entries: Sequence[Entry]) -> list[Reset]:
                 elif not is_same:
                     later = ending
             case WorkerReported(report=reports.Stepped()) | records.WorldFinished():
-                if start and formed and generation > start.generation:
-                    resets.append(_take_apart(log, start, formed, known))
+                if start and generation > start.generation:
+                    # Another rank's first step may be noted before the last rank has said that the world has formed.
+                    formed_at = log.formed.get(generation, entry.time)
+                    resets.append(_take_apart(log, start, generation, formed_at, known))
                     start = later if later is not None and later.generation == generation else None
                     later = None
     if start is not None:  # the run ended during this reset
@@ -100,7 +99,6 @@ def _generation_of(record: Record) -> int:
         case (
             WorkerReported(generation=generation)
             | records.WorkerReady(generation=generation)
-            | records.WorldFormed(generation=generation)
             | records.WorldBroken(generation=generation)
             | records.WorldInterrupted(generation=generation)
             | records.WorldFinished(generation=generation)
@@ -142,14 +140,6 @@ class _Forming:
 
 
 @dataclass(frozen=True)
-class _Formed:
-    """The time when a world had formed."""
-
-    time: float
-    generation: int
-
-
-@dataclass(frozen=True)
 class _Fault:
     """The time when a fault was injected, and the rank that it struck."""
 
@@ -172,6 +162,8 @@ class _Log:
     """The records from which resets are computed, by generation."""
 
     forming: dict[int, _Forming]
+    # The time when each world had formed.
+    formed: dict[int, float]
     entered: dict[int, list[_Sign]]
     stepped: dict[int, list[_Sign]]
     ready: dict[int, list[_Sign]]
@@ -179,11 +171,13 @@ class _Log:
 
     @classmethod
     def of(cls, entries: Sequence[Entry]) -> _Log:
-        log = cls({}, defaultdict(list), defaultdict(list), defaultdict(list), [])
+        log = cls({}, {}, defaultdict(list), defaultdict(list), defaultdict(list), [])
         for entry in entries:
             match entry.record:
                 case records.WorldForming(generation, size):
                     log.forming[generation] = _Forming(entry.time, size)
+                case records.WorldFormed(generation):
+                    log.formed[generation] = entry.time
                 case records.FaultInjected(rank=rank):
                     log.faults.append(_Fault(entry.time, rank))
                 case records.WorkerReady(worker, generation):
@@ -209,11 +203,11 @@ class _Log:
         return 0
 
 
-def _take_apart(log: _Log, start: _Ending, formed: _Formed, known: int) -> Reset:
-    """Compute a reset from its first sign and the world that trained on; ``known`` commits were made before it."""
-    old, new = start.generation, formed.generation
+def _take_apart(log: _Log, start: _Ending, new: int, formed_at: float, known: int) -> Reset:
+    """Compute a reset from its first sign and the world that trained on, ``new``; ``known`` commits were made before it."""
+    old = start.generation
     entered, stepped = log.entered[new], log.stepped[new]
-    forming = log.forming.get(new, _Forming(formed.time, 0))  # the event may be missing in the log
+    forming = log.forming.get(new, _Forming(formed_at, 0))  # the event may be missing in the log
     idle = {sign.worker: sign.idle for sign in entered if sign.idle is not None}
 
     def latest(signs: Sequence[_Sign], default: float) -> float:
@@ -227,12 +221,12 @@ def _take_apart(log: _Log, start: _Ending, formed: _Formed, known: int) -> Reset
         struck = [fault for fault in log.faults if worked - FAULT_SECONDS <= fault.time <= start.time]
         begin = min(struck[-1].time if struck else worked, start.time)
         victim = struck[-1].rank if struck else None
-    entered_at = latest(entered, formed.time)
+    entered_at = latest(entered, formed_at)
     marks = {
         Part.DETECT: start.time,
         Part.ABORT: min(latest(log.ready[old], start.time), forming.time),
         Part.REGROUP: forming.time,
-        Part.CONNECT: formed.time,
+        Part.CONNECT: formed_at,
         Part.SYNC: entered_at,
         Part.STEP: latest(stepped, entered_at),
     }

@@ -128,7 +128,7 @@ class ControlClient:
 
     def failed(self, error: BaseException, fatal: bool = False) -> None:
         """Tell the driver of an exception; nothing more comes from this worker."""
-        text = "".join(traceback.format_exception_only(type(error), error)).strip()
+        text = _in_words(error)
         kind = type(error).__name__ if isinstance(error, SparkElasticError) else ""
         if getattr(error, "is_final", False):
             fatal = True
@@ -332,3 +332,10 @@ class ControlClient:
                 connection.send(m.WorldBroken(self.generation, "a connection to another rank ended"))
             connection.send(m.Heartbeat(self.generation, self._world.activity(), self.beats, self.commit))
             await asyncio.sleep(HEARTBEAT_SECONDS)
+
+
+def _in_words(error: BaseException) -> str:
+    """Return an exception's type, message and notes. Python would show the place of a SyntaxError before them."""
+    if isinstance(error, SyntaxError):
+        return "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
+    return "".join(traceback.format_exception_only(type(error), error)).strip()

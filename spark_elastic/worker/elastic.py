@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import logging
 import os
 import traceback
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator
 from typing import TypeVar
 
+from spark_elastic._callables import is_deferred
 from spark_elastic.errors import HostsUpdatedInterrupt, TrainingCodeError, WorldChanged
 from spark_elastic.protocol.fault_points import Point
 from spark_elastic.worker import faults
@@ -40,11 +40,7 @@ def elastic(function: Callable[..., T]) -> Callable[..., T]:
     """
     if not callable(function):
         raise TypeError(f"elastic takes a function, not {function!r}")
-    if (
-        inspect.isgeneratorfunction(function)
-        or inspect.iscoroutinefunction(function)
-        or inspect.isasyncgenfunction(function)
-    ):
+    if is_deferred(function):
         raise TypeError(
             f"elastic takes a plain function, and {function!r} is a generator or coroutine function: nothing of it would run "
             "before the call has returned, when the world is over"

@@ -306,6 +306,11 @@ async def asynchronous() -> None:
     pass
 
 
+class Asynchronous:
+    async def __call__(self) -> None:
+        pass
+
+
 def generating(count: int) -> Any:
     yield count
 
@@ -343,6 +348,8 @@ def test_env_reaches_the_workers_and_large_arguments_and_results_travel(run: Any
         ({"fn": lambda: None, "args": (1,)}, TypeError, "fn cannot be called with the given args"),
         ({"fn": asynchronous}, TypeError, "fn is a coroutine function or a generator, .* may call asyncio.run"),
         ({"fn": functools.partial(generating, 1)}, TypeError, "fn is a coroutine function or a generator"),
+        ({"fn": Asynchronous()}, TypeError, "fn is a coroutine function or a generator"),
+        ({"fn": len, "args": ("",), "on_event": asynchronous}, TypeError, "on_event is a coroutine function"),
         ({"fn": lambda: None, "kwargs": [1]}, TypeError, "kwargs must be a dict of arguments for fn"),
         ({"min_np": 3, "max_np": 2}, ValueError, "min_np=3, max_np=2"),
         ({"min_np": 0}, ValueError, "min_np must be a whole number from 1 on, not 0"),

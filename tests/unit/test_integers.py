@@ -31,6 +31,12 @@ def _parquet(folder: Path, **arguments: Any) -> object:
     return se.data.ParquetLoader(str(path), **arguments)
 
 
+def _taken_away(count: Any) -> None:
+    cluster = LocalCluster(2)
+    cluster.take_away(count)
+    cluster.give_back(count)
+
+
 def _settings(**given: Any) -> object:
     return JobSettings(**{"min_np": 1, "max_np": 3, "num_proc": 2, **given})
 
@@ -60,6 +66,8 @@ ARGUMENTS: dict[str, tuple[Callable[[Path, Any], object], int | None, int]] = {
     "rows": (lambda _, value: list(micro_batches(_Bare(), torch.ones(2, 1), value)), 1, 2),  # type: ignore[arg-type]
     "rank": (lambda _, value: testing.kill(rank=value), 0, 1),
     "times": (lambda _, value: testing.kill(times=value), 1, 2),
+    "code": (lambda _, value: testing.exit_with(code=value), 0, 1),
+    "count": (lambda _, value: _taken_away(value), 1, 2),
 }
 
 

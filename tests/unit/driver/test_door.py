@@ -132,6 +132,29 @@ def test_a_door_that_closes_turns_away_all_who_are_not_in() -> None:
     assert play(scene, DoorLimits(handshakes=2)) == [b""] * 10
 
 
+def test_who_is_in_stays_in_where_the_door_closes_in_the_same_turn_of_the_loop() -> None:
+    async def scene() -> bytes:
+        async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            door.close()  # the first to run after the handshake, before the task that has waited for its end
+            for _ in range(5):
+                await asyncio.sleep(0)
+            writer.write(b"close" if writer.transport.is_closing() else b"hello")
+            await writer.drain()
+            await reader.read()
+            writer.transport.abort()
+
+        door = Door(socket.create_server(("127.0.0.1", 0)), CREDENTIALS.server_context(), greet)
+        door.open()
+        reader, writer = await asyncio.open_connection("127.0.0.1", door.port, ssl=CREDENTIALS.client_context())
+        greeting = await asyncio.wait_for(reader.readexactly(5), SECONDS)
+        writer.transport.abort()
+        await until(lambda: not door.visits)
+        assert not door.handshakes
+        return greeting
+
+    assert asyncio.run(scene()) == b"hello"
+
+
 def test_nobody_comes_in_once_the_door_has_closed_however_far_the_handshake_is() -> None:
     async def close_after(turns: int) -> bool:
         """Close after some turns of the loop, with the guest on the same loop. Return whether the guest was in by then."""

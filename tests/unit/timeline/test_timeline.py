@@ -85,6 +85,18 @@ def test_a_world_that_breaks_before_it_trains_belongs_to_the_reset_before() -> N
     assert [(reset.generation, reset.new_generation) for reset in found] == [(1, 3)]
 
 
+def test_a_first_step_that_is_noted_before_its_world_has_formed_loses_nothing() -> None:
+    """The last rank's word that it has connected may come after the first step of another one."""
+    events = story.killed()
+    in_order = find_resets(entries(events))
+    for loss in (2, 3):
+        (formed,) = [event for event in events if event["event"] == "world_formed" and event["generation"] == loss]
+        events.remove(formed)
+        stepped = next(n for n, e in enumerate(events) if e["event"] == "stepped" and e["generation"] == loss)
+        events.insert(stepped + 1, formed)
+    assert find_resets(entries(events)) == in_order
+
+
 def test_a_drain_that_turns_into_a_failure_is_a_loss() -> None:
     events = story.killed()
     broken = next(n for n, event in enumerate(events) if event["event"] == "world_broken")
