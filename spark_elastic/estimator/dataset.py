@@ -15,19 +15,19 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from pyspark.sql import Column, DataFrame, Observation, Window
 from pyspark.sql import functions as f
-from pyspark.sql.types import ArrayType, FloatType
+from pyspark.sql.types import ArrayType, DataType, FloatType, StructType
 
 from spark_elastic._text import shown
 from spark_elastic.data import read_manifest
 from spark_elastic.errors import DataError
 from spark_elastic.estimator.finite import SHOWN
-from spark_elastic.estimator.frame import Facts, as_numbers, column, is_list, unambiguous
+from spark_elastic.estimator.frame import Facts, as_numbers, column, is_list, quoted, unambiguous
 from spark_elastic.estimator.identity import content_of, identity_by_plan, identity_by_rows, identity_of_content, marked
 from spark_elastic.estimator.store import Store
 
@@ -35,11 +35,14 @@ logger = logging.getLogger("spark_elastic")
 
 ROW_GROUP_BYTES = 16 * 2**20
 FILES_A_WORKER = 4
+# How many columns one aggregate looks at. The code that Spark makes for more does not fit into one method of the JVM's compiler.
+CHUNK = 50
 # How many numbers a row may draw.
 _DRAWS = 2**32
 # Spark's tasks keep writing files. If no file has changed for this long, the job that wrote them is dead.
 ABANDONED_SECONDS = 24 * 3600.0
 _COMPLETE = "_complete.json"
+_FACTS = ("nulls", "nans", "infinite", "min", "max", "fraction")
 _SPLIT = "_split"
 _KEY = "__spark_elastic_key"
 _STRATUM = "__spark_elastic_stratum"
@@ -70,9 +73,9 @@ class Split:
 class Dataset:
     """Written data: their URL in the store, and the facts that were observed while writing.
 
-    facts: for each column the number of nulls and NaN, the least and largest value (for lists, the least and largest length),
-    and the largest number with a fraction, which is None for lists and for columns without fractions. identity: the name by
-    which the data are recognized later.
+    facts: for each column that was to be described, and for lists, the number of nulls and NaN, the least and largest value (for
+    lists, the least and largest length), and the largest number with a fraction, which is None for lists and for columns without
+    fractions. identity: the name by which the data are recognized later.
     """
 
     url: str
@@ -150,16 +153,18 @@ def written(
     *,
     by_content: bool = False,
     reuse: bool = True,
+    described: Collection[str] = (),
     known: str | None = None,
     keep_on_failure: bool = False,
 ) -> Iterator[Dataset]:
     """Write the columns, or find them already written. If the store keeps no data, they are deleted at the end.
 
-    parts: the number of files, of training and of validation. by_content: have the rows of each file depend on the data only, and
-    not on how Spark divides them; a split always does. reuse: accept data that were already written under ``identity``; data
-    that changed while they were written get another identity. known: the URL of a continuing run's data; only these are
-    acceptable. keep_on_failure: keep the data for a later continuation of the run. Raises ValueError for an empty DataFrame, for
-    nulls and NaN (naming the column), if no row is left to train or to validate on, and if the data at ``known`` are gone.
+    parts: the number of files, of training and of validation. by_content: have the rows of each file depend on the data only,
+    and not on how Spark divides them; a split always does. reuse: accept data that were already written under ``identity``;
+    data that changed while they were written get another identity. described: the columns of numbers whose facts are wanted.
+    known: the URL of a continuing run's data; only these are acceptable. keep_on_failure: keep the data for a later
+    continuation of the run. Raises ValueError for an empty DataFrame, for nulls and NaN (naming the column), if no row is left
+    to train or to validate on, and if the data at ``known`` are gone.
     """
     by_content = by_content or split.is_wanted
     folder = known.rpartition("/")[0] if known else f"{store.data_url}/{identity}-{parts}{'-content' * by_content}"
@@ -177,8 +182,8 @@ def written(
                     f"the run cannot go on: of its data in {known} files are missing; choose another runId"
                 )
         else:
-            found = _find(store, folder, identity) if reuse else None
-            found = found or _write(frame, names, store, folder, split, parts, identity, by_content)
+            found = _find(store, folder, identity, described) if reuse else None
+            found = found or _write(frame, names, store, folder, split, parts, identity, by_content, described)
         _users[found.url] += 1
     failed = True
     try:
@@ -191,8 +196,11 @@ def written(
                 _delete(store, found.url)
 
 
-def _find(store: Store, folder: str, identity: str) -> Dataset | None:
-    """Find data that will stay, because the store keeps them or a fit in this process uses them. Remove abandoned data."""
+def _find(store: Store, folder: str, identity: str, described: Collection[str]) -> Dataset | None:
+    """Find data that will stay, because the store keeps them or a fit in this process uses them. Remove abandoned data.
+
+    Where a fit has written the same columns and described others of them, the data are written again.
+    """
     broken = []
     for token in store.files.names(store.spark_url(folder)):
         found = _read(store, url := f"{folder}/{token}")
@@ -201,9 +209,10 @@ def _find(store: Store, folder: str, identity: str) -> Dataset | None:
                 if store.files.newest(store.spark_url(url)) < time.time() - ABANDONED_SECONDS:
                     _delete(store, url)
         elif found.identity == identity and ("data" in store.keep or _users[url]):
-            if _is_whole(store, found):
+            if not _is_whole(store, found):
+                broken.append(url)
+            elif found.facts.keys() >= set(described):
                 return found
-            broken.append(url)
     for url in broken:
         logger.warning(
             "of the data that an earlier fit has written to %s, files are missing; they are written again", shown(url)
@@ -247,6 +256,7 @@ def _write(
     parts: int,
     identity: str,
     by_content: bool,
+    described: Collection[str],
 ) -> Dataset:
     url = f"{folder}/{secrets.token_hex(8)}"
     target = store.spark_url(url)
@@ -267,13 +277,17 @@ def _write(
         spread = spread.withColumn(_SPLIT, f.lit(0))
     observation = Observation()
     by_rows = identity.startswith("rows-")
-    wanted = [*_observed(spread, names), *(content_of(numbers) if by_rows else ())]
+    told, untold = _told_apart(numbers.schema, names, described)
+    wanted = [*_observed(spread, told, untold), *(content_of(numbers) if by_rows else ())]
     observed = spread.drop(_KEY).observe(observation, *wanted)
     try:
         writer = observed.drop(_STRATUM).write.option("parquet.block.size", ROW_GROUP_BYTES)
         writer.partitionBy(_SPLIT).parquet(target)
         seen = observation.get
-        dataset = _checked(url, frame, names, seen, split)
+        facts = {name: {key: seen[f"{key}_{place}"] for key in _FACTS} for place, name in enumerate(told)}
+        suspects = [name for place, chunk in enumerate(untold) if seen[f"bad_{place}"] for name in chunk]
+        bad = _counted(frame.sparkSession.read.parquet(target), suspects) if suspects else {}
+        dataset = _checked(url, frame, names, seen, {**facts, **bad}, split)
         content = identity_of_content(numbers.schema, seen) if by_rows else None
         if identity.startswith("plan-"):
             content = identity_by_plan(frame, _selected(frame, names, split)) or ""
@@ -316,9 +330,42 @@ def _stratified(numbers: DataFrame, names: Sequence[str], split: Split) -> DataF
     return numbers.withColumn(_SPLIT, (place <= held_back).cast("int"))
 
 
-def _observed(frame: DataFrame, names: Sequence[str]) -> list[Column]:
-    """Return aggregates of all columns, which the writing pass computes."""
+def _told_apart(
+    schema: StructType, names: Sequence[str], described: Collection[str]
+) -> tuple[list[str], list[list[str]]]:
+    """Divide columns into those whose facts are wanted, and chunks of the others, whose values only have to be finite.
+
+    A wide frame has thousands of the others. With six aggregates for each, Spark would take minutes to compile the plan.
+    """
+    told = [name for name in names if name in described or isinstance(schema[name].dataType, ArrayType)]
+    others = [name for name in names if name not in set(told)]
+    return told, [others[start : start + CHUNK] for start in range(0, len(others), CHUNK)]
+
+
+def _observed(frame: DataFrame, names: Sequence[str], chunks: Sequence[Sequence[str]]) -> list[Column]:
+    """Return aggregates that the writing pass computes: facts of the named columns, and the bad rows of each chunk of others."""
     wanted = [f.count(f.lit(1)).alias("rows"), f.sum(column(_SPLIT)).alias("validation_rows")]
+    for place, chunk in enumerate(chunks):
+        is_bad = " OR ".join(_is_bad(name, frame.schema[name].dataType) for name in chunk)
+        wanted.append(f.expr(f"count_if({is_bad})").alias(f"bad_{place}"))
+    return wanted + _facts(frame, names)
+
+
+def _is_bad(name: str, kind: DataType) -> str:
+    """Return, as SQL, whether a number is null, NaN (which is larger than infinity in Spark) or infinite."""
+    is_float = isinstance(kind, FloatType)
+    return f"NOT coalesce(abs({quoted(name)}) < float('Infinity'), false)" if is_float else f"{quoted(name)} IS NULL"
+
+
+def _counted(written: DataFrame, names: Sequence[str]) -> Facts:
+    """Return the facts of columns of written data of which some are bad."""
+    seen = written.agg(*_facts(written, names)).first()
+    assert seen is not None
+    return {name: {key: seen[f"{key}_{place}"] for key in _FACTS} for place, name in enumerate(names)}
+
+
+def _facts(frame: DataFrame, names: Sequence[str]) -> list[Column]:
+    wanted = []
     for place, name in enumerate(names):
         values, kind = column(name), frame.schema[name].dataType
         is_list = isinstance(kind, ArrayType)
@@ -344,15 +391,14 @@ def _is_infinite(value: Column) -> Column:
     return f.abs(value) == float("inf")
 
 
-def _checked(url: str, frame: DataFrame, names: Sequence[str], seen: Mapping[str, Any], split: Split) -> Dataset:
+def _checked(
+    url: str, frame: DataFrame, names: Sequence[str], seen: Mapping[str, Any], facts: Facts, split: Split
+) -> Dataset:
     rows, validation_rows = int(seen["rows"]), int(seen["validation_rows"] or 0)
     if not rows:
         raise ValueError("the DataFrame has no rows")
-    facts = {
-        name: {key: seen[f"{key}_{place}"] for key in ("nulls", "nans", "infinite", "min", "max", "fraction")}
-        for place, name in enumerate(names)
-    }
-    for name, found in facts.items():
+    for name in filter(facts.__contains__, names):
+        found = facts[name]
         for key, word in (("nulls", "nulls"), ("nans", "NaN"), ("infinite", "infinite values (as 32-bit floats)")):
             if found[key]:
                 raise ValueError(

@@ -157,6 +157,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
                 identity,
                 by_content=shards is not None,
                 reuse=self.value("reuseData"),
+                described=layout.described,
                 known=known.data_url if known else None,
                 keep_on_failure=resumable,
             ) as data:

@@ -84,6 +84,11 @@ class Layout:
         entries = [entry for entry in self.inputs if entry.dtype == "int64" and not entry.categorical]
         return unique(column for entry in entries for column in entry.columns)
 
+    @property
+    def described(self) -> list[str]:
+        """The columns of which fits have to know more than that all values are finite: their extremes, and fractions."""
+        return unique([*self.labels, *([self.weight] if self.weight else []), *self.categories, *self.whole])
+
     def settled(self, batch: Mapping[str, torch.Tensor]) -> Layout:
         """Return the layout with each argument's dtype fixed as for this batch, for batches whose columns have other types."""
         return replace(self, inputs=tuple(_settled(entry, batch) for entry in self.inputs))

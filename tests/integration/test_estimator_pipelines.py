@@ -686,6 +686,39 @@ def test_rows_that_cannot_be_trained_on_are_named(spark: Any, tmp_path: Path, ro
     )
 
 
+@pytest.mark.parametrize(
+    ("bad", "column", "error"),
+    [
+        (float("nan"), "c`77", "column 'c`77' has NaN in 2 of 6 rows"),
+        (float("-inf"), "c`3", r"column 'c`3' has infinite values \(as 32-bit floats\) in 2 of 6 rows"),
+        (1e39, "c`0", r"column 'c`0' has infinite values \(as 32-bit floats\) in 2 of 6 rows"),
+        (None, "c`119", "column 'c`119' has nulls in 2 of 6 rows"),
+        (None, "n", "column 'n' has nulls in 2 of 6 rows"),
+    ],
+)
+def test_of_many_columns_the_one_that_is_not_finite_is_named(
+    spark: Any, tmp_path: Path, bad: float | None, column: str, error: str
+) -> None:
+    features = [f"c`{number}" for number in range(120)]
+    numbers = [f.col("id").cast("double").alias(name) for name in features]
+    data = spark.range(6, numPartitions=2).select(*numbers, f.col("id").alias("n"))
+    quoted = f.col("`" + column.replace("`", "``") + "`")
+    data = data.withColumn(column, f.when(f.col("n") < 2, f.lit(bad)).otherwise(quoted).cast(data.schema[column].dataType))
+    with pytest.raises(ValueError, match=error):
+        with written(data, [*features, "n"], Store.create(tmp_path), Split(), 2, "wide", described=["c`5"]):
+            pass
+    assert not list((tmp_path / "data").glob("*"))
+
+
+def test_data_are_written_again_where_other_columns_have_to_be_described(frame: Any, tmp_path: Path) -> None:
+    store, urls = Store.create(tmp_path), []
+    for described in (["a"], ["a"], [], ["a", "b"], ["b"]):
+        with written(frame, ["a", "b"], store, Split(), 1, "same", described=described) as found:
+            urls.append(found.url)
+            assert found.facts.keys() >= set(described)
+    assert urls[0] == urls[1] == urls[2] != urls[3] == urls[4]
+
+
 def test_other_columns_whose_names_differ_only_in_case_do_not_matter(spark: Any) -> None:
     """What an error would have shown of the row was raw AMBIGUOUS_REFERENCE, also where there was no error."""
     rows = [([1.0, 2.0], 0.5, "one", "two")]
