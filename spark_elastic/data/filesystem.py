@@ -96,6 +96,7 @@ def locate(url: str | os.PathLike[str], storage_options: Mapping[str, object] | 
         return _native(text, scheme, options)
     try:
         import fsspec
+        import fsspec.implementations.local
 
         filesystem, root = fsspec.core.url_to_fs(text, **options)
     except ImportError as missing:
@@ -104,6 +105,8 @@ def locate(url: str | os.PathLike[str], storage_options: Mapping[str, object] | 
         raise DataError(f"{shown(text)} cannot be opened: {without_secrets(missing, text)}") from missing
     except (ValueError, TypeError, OSError) as failure:
         raise DataError(f"{shown(text)} cannot be opened: {_reason(failure, text)}") from failure
+    if type(filesystem) is fsspec.implementations.local.LocalFileSystem:  # local://
+        return Location(pafs.LocalFileSystem(), root, True)
     # libhdfs reports every failure as a file that does not exist.
     if scheme == "hdfs" and not filesystem.exists("/"):
         raise DataError(f"{shown(text)} cannot be opened: no name node answers there")

@@ -14,6 +14,7 @@ import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import overload
 
 import msgspec
@@ -329,7 +330,17 @@ def _no_file_twice(listed: list[tuple[Location, str]]) -> None:
         known = seen.get(file, location)
         if known is not location and known.filesystem == location.filesystem:
             raise DataError(f"{location.name(path)} is found under two of the URLs: its rows would count twice")
+        if file in seen and location.local and _goes_in_circles(location, path):
+            raise DataError(
+                f"{location.name(path)} is found again and again, because a link leads to a folder that it is in: remove the link"
+            )
         seen[file] = location
+
+
+def _goes_in_circles(location: Location, path: str) -> bool:
+    """Whether the way from the root to a file on this machine leads through one folder twice."""
+    folders = [os.path.realpath(location.join(str(folder))) for folder in PurePosixPath(path).parents]
+    return len(set(folders)) < len(folders)
 
 
 def _same_partitions(

@@ -19,7 +19,7 @@ from spark_elastic.protocol.records import (
     Record,
     WorkerReported,
     WorldBroken,
-    WorldFormed,
+    WorldForming,
 )
 from spark_elastic.protocol.reports import Entered, Metrics
 
@@ -118,7 +118,7 @@ class LoggerFeed:
         match entry.record:
             case JobStarted(run_id):
                 self._call("named", run_id)
-            case WorldFormed(size=size):
+            case WorldForming(size=size):
                 self._unlogged["job/world_size"] = size
             case WorldBroken():
                 self._resets += 1
@@ -163,7 +163,7 @@ class LoggerFeed:
 def _is_logged(record: Record) -> bool:
     if isinstance(record, WorkerReported):
         return record.rank == 0 and isinstance(record.report, (Entered, Metrics))
-    return isinstance(record, (JobStarted, WorldFormed, WorldBroken, JobFinished, JobFailed))
+    return isinstance(record, (JobStarted, WorldForming, WorldBroken, JobFinished, JobFailed))
 
 
 def newest_of(entries: Sequence[Entry]) -> list[Entry]:

@@ -703,10 +703,12 @@ def test_of_many_columns_the_one_that_is_not_finite_is_named(
     numbers = [f.col("id").cast("double").alias(name) for name in features]
     data = spark.range(6, numPartitions=2).select(*numbers, f.col("id").alias("n"))
     quoted = f.col("`" + column.replace("`", "``") + "`")
-    data = data.withColumn(column, f.when(f.col("n") < 2, f.lit(bad)).otherwise(quoted).cast(data.schema[column].dataType))
+    data = data.withColumn(
+        column, f.when(f.col("n") < 2, f.lit(bad)).otherwise(quoted).cast(data.schema[column].dataType)
+    )
+    writing = written(data, [*features, "n"], Store.create(tmp_path), Split(), 2, "wide", described=["c`5"])
     with pytest.raises(ValueError, match=error):
-        with written(data, [*features, "n"], Store.create(tmp_path), Split(), 2, "wide", described=["c`5"]):
-            pass
+        writing.__enter__()
     assert not list((tmp_path / "data").glob("*"))
 
 

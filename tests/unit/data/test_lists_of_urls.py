@@ -157,9 +157,21 @@ def test_a_list_that_is_no_dataset_is_refused(urls: list[str], tmp_path: Path) -
     (tmp_path / "link").symlink_to(tmp_path / "a")
     with pytest.raises(DataError, match=r"part-0.parquet is found under two of the URLs: its rows would count twice"):
         ParquetLoader([urls[0], tmp_path / "link"], 8)
-    assert ParquetLoader([tmp_path / "link"], 8).rows_total == 22
+    with pytest.raises(DataError, match=r"part-0.parquet is found under two of the URLs: its rows would count twice"):
+        ParquetLoader([urls[0], f"local://{tmp_path}/link"], 8)
+    assert (
+        ParquetLoader([tmp_path / "link"], 8).rows_total
+        == ParquetLoader(f"local://{tmp_path}/link", 8).rows_total
+        == 22
+    )
     with pytest.raises(DataError, match="nowhere does not exist"):
         ParquetLoader([*urls, tmp_path / "nowhere"], 8)
+    (tmp_path / "link" / "deep").mkdir()
+    (tmp_path / "link" / "deep" / "again").symlink_to("..")
+    with pytest.raises(
+        DataError, match=r"deep/again/.* found again and again, because a link leads to a folder that it is in"
+    ):
+        ParquetLoader(tmp_path / "a", 8)
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="empty: no Parquet files"):
         ParquetLoader([*urls, tmp_path / "empty"], 8)

@@ -13,7 +13,7 @@ from threads import find_thread
 from spark_elastic.driver import logger_feed
 from spark_elastic.driver.logger_feed import LoggerFeed
 from spark_elastic.loggers import Logger
-from spark_elastic.protocol.records import Entry, JobFinished, JobStarted, WorkerReported, WorldBroken, WorldFormed
+from spark_elastic.protocol.records import Entry, JobFinished, JobStarted, WorkerReported, WorldBroken, WorldForming
 from spark_elastic.protocol.reports import Entered, Metrics
 
 
@@ -58,7 +58,7 @@ def started(run_id: str) -> Entry:
 
 
 def formed(size: int) -> Entry:
-    return Entry(9.0, WorldFormed(1, size, 0.1))
+    return Entry(9.0, WorldForming(1, size, 0, [], None))
 
 
 def test_rank_0s_numbers_world_sizes_and_resets_are_logged_by_the_number_of_commits() -> None:
