@@ -72,9 +72,9 @@ def fault(
 
     Args:
         action: what happens.
-        rank: the rank that it strikes; None means any: the one that comes to the point first.
-        step: the step at which it strikes; None means any.
-        generation: the generation in which it strikes; None means any.
+        rank: the rank that it strikes; None means the one that comes to the point first.
+        step: the step at which it strikes; None means the first.
+        generation: the generation in which it strikes; None means the first that comes to the point.
         at: the point within the step: by default when the worker calls ``commit()``, before anything is saved.
         times: how often it strikes in a job, if the point comes again; a step that survivors keep does not.
         code: the exit code with which ``exit_with`` ends the process.
@@ -89,6 +89,8 @@ def fault(
         if value is not None:
             whole_number(name, value, least)
     code, grace = whole_number("code", code, 0), seconds_from("grace", grace)
+    if code > 255:
+        raise ValueError(f"code must be at most 255, as exit codes are, not {code}")
     return Fault(0, Action(action), Point(at), rank, step, generation, times, code, grace)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import itertools
 from collections.abc import Iterator, Mapping
@@ -28,7 +29,7 @@ def entries(value: object, path: str = "") -> Iterator[Entry]:
     """Yield the tensors, numbers and strings in a result of ``load_checkpoint``, in its order."""
     if isinstance(value, Mapping):
         for key, each in value.items():
-            yield from entries(each, f"{path}.{key}" if path else str(key))
+            yield from entries(each, f"{path}.{_named(key)}" if path else _named(key))
     elif isinstance(value, (list, tuple)):
         yield Entry(path, value, type(value).__name__, str(len(value)).encode())
         for place, each in enumerate(value):
@@ -41,6 +42,22 @@ def entries(value: object, path: str = "") -> Iterator[Entry]:
         yield Entry(path, value, "object", repr(value).encode())
     else:
         yield Entry(path, value, type(value).__name__, repr(value).encode())
+
+
+def _named(key: object) -> str:
+    """Return a key as a part of a path. A string that reads like another key, such as "1", is quoted."""
+    if not isinstance(key, str):
+        return str(key)
+    try:
+        ast.literal_eval(key)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return key
+    return repr(key)
+
+
+def uncompared(objects: Mapping[str, object]) -> list[str]:
+    """Return the paths and types of the objects that only code could bring back, whose content is not looked at."""
+    return [f"{entry.path} ({entry.value.kind})" for entry in entries(objects) if isinstance(entry.value, OpaqueObject)]
 
 
 def _flat(value: torch.Tensor | numpy.ndarray) -> torch.Tensor | numpy.ndarray:

@@ -123,8 +123,9 @@ class CheckpointDirectory:
             entries = list_below(self._files, self._location.root, recursive=True)
         except NotADirectoryError as error:
             raise CheckpointError(f"{self.name} is a file, and checkpoints are in a folder") from error
-        paths = (_path_of(entry).strip("/") for entry in entries if entry.type == FileType.File)
-        return read_listing(path.removeprefix(root).strip("/") for path in paths)
+        paths = ((_path_of(entry).strip("/").removeprefix(root).strip("/"), entry.type) for entry in entries)
+        # A folder that a writer has made and left empty is a part of a checkpoint, too.
+        return read_listing(path if kind == FileType.File else f"{path}/" for path, kind in paths)
 
     def try_to_write(self) -> None:
         """Write a file and remove it. Raises ``CheckpointError`` for the path of a file, else the error of the store."""

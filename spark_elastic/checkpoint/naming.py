@@ -78,11 +78,11 @@ def read_name(text: str) -> CheckpointName | None:
 
 
 def read_listing(paths: Iterable[str]) -> Listing:
-    """Interpret the paths of all files, relative to the directory. Files that are not ours are ignored."""
+    """Interpret the paths of all files and folders (with a slash at the end), relative to the directory. Others' are ignored."""
     begun, complete, scored, claims = set(), set(), set(), set()
     for path in paths:
-        folder, _, file = path.partition("/")
-        if file and (name := read_name(folder)) is not None:
+        folder, slash, file = path.partition("/")
+        if slash and (name := read_name(folder)) is not None:
             begun.add(name)
             if file == MANIFEST:
                 complete.add(name)

@@ -84,7 +84,7 @@ def _holds_checkpoints(url: str) -> bool:
 def inspect_checkpoint(options: argparse.Namespace) -> int:
     """Print the checkpoints of a directory with their scores, and the newest one's objects and the hash of their bits."""
     from spark_elastic.checkpoint.content import decode
-    from spark_elastic.checkpoint.digest import digest
+    from spark_elastic.checkpoint.digest import digest, uncompared
     from spark_elastic.checkpoint.newest import load_newest, open_checkpoints, plain_objects
 
     directory, only = open_checkpoints(options.dataset)
@@ -101,6 +101,7 @@ def inspect_checkpoint(options: argparse.Namespace) -> int:
         "steps": saved.steps,
         "workers": saved.size,
         "sha256": digest(objects),
+        "uncompared": uncompared(objects),
         "objects": {name: _sizes(value) for name, value in objects.items()},
     }
     if options.json:
@@ -112,6 +113,8 @@ def inspect_checkpoint(options: argparse.Namespace) -> int:
     print(f"{saved.name}, {counted(saved.steps, 'step')}, {counted(saved.size, 'worker')}: sha256 {facts['sha256']}")
     for name, value in objects.items():
         print(f"  {name}{_shown(value)}")
+    for path in uncompared(objects):
+        print(f"! not in the hash, because reading it would run code: {path}")
     return 0
 
 

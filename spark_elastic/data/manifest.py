@@ -13,8 +13,8 @@ import struct
 import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import overload
 
 import msgspec
@@ -315,6 +315,8 @@ def _same_columns(schema: pa.Schema, other: pa.Schema, first: str, path: str) ->
 
 
 def _listed(url: str, location: Location) -> list[tuple[str, int | None]]:
+    if location.local:
+        _refuse_circles(location.root)
     listed = list_files(location)
     if not listed:
         raise DataError(f"{shown(url)}: no Parquet files (hidden and empty ones are skipped)")
@@ -330,17 +332,22 @@ def _no_file_twice(listed: list[tuple[Location, str]]) -> None:
         known = seen.get(file, location)
         if known is not location and known.filesystem == location.filesystem:
             raise DataError(f"{location.name(path)} is found under two of the URLs: its rows would count twice")
-        if file in seen and location.local and _goes_in_circles(location, path):
-            raise DataError(
-                f"{location.name(path)} is found again and again, because a link leads to a folder that it is in: remove the link"
-            )
         seen[file] = location
 
 
-def _goes_in_circles(location: Location, path: str) -> bool:
-    """Whether the way from the root to a file on this machine leads through one folder twice."""
-    folders = [os.path.realpath(location.join(str(folder))) for folder in PurePosixPath(path).parents]
-    return len(set(folders)) < len(folders)
+def _refuse_circles(root: str) -> None:
+    """Raise DataError if a link below a folder of this machine leads to a folder that it is in: a listing would never end."""
+    waiting = [(root, frozenset({os.path.realpath(root)}))]
+    while waiting:
+        folder, above = waiting.pop()
+        with suppress(OSError), os.scandir(folder) as entries:  # whoever lists the files says what cannot be read
+            for entry in entries:
+                if not entry.is_dir():
+                    continue
+                real = os.path.realpath(entry.path)
+                if real in above:
+                    raise DataError(f"{entry.path} is a link that leads to a folder that it is in: remove it")
+                waiting.append((entry.path, above | {real}))
 
 
 def _same_partitions(

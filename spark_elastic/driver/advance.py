@@ -12,7 +12,7 @@ from spark_elastic.driver.generation import Generation
 from spark_elastic.driver.holders import tell_slices
 from spark_elastic.driver.job_state import JobState
 from spark_elastic.driver.joining import find_interrupt
-from spark_elastic.driver.losses import abort_if_due, end_at_limit, lose_state
+from spark_elastic.driver.losses import abort_if_due, end_at_limit, end_at_limit_if_due, lose_state
 from spark_elastic.driver.phases import WorkerChange, WorkerPhase, WorldChange, WorldPhase
 from spark_elastic.driver.ranks import assign_ranks
 from spark_elastic.driver.voting import find_to_call_back, have_all_delivered, have_all_voted
@@ -27,6 +27,8 @@ def advance(job: JobState) -> None:
         if end_at_limit(job, job.world.broken_by):
             return
         _run_again(job, job.world)
+    if end_at_limit_if_due(job):
+        return
     abort_if_due(job)
     _start_workers(job)
     job.order(*job.roster.release_drained())
@@ -143,7 +145,7 @@ def _interrupt_if_planned(job: JobState) -> None:
 def _form_if_ready(job: JobState) -> None:
     if not is_gathered(job.situation):
         return
-    if job.world is not None and job.world.phase is WorldPhase.BREAKING and _gives_up(job, job.world):
+    if job.world is not None and job.world.phase is WorldPhase.BREAKING and job.give_up_if_pointless():
         return
     newest = newest_commit(job.situation)
     if newest is None and job.newest_commit is not None:
@@ -160,10 +162,6 @@ def _form_if_ready(job: JobState) -> None:
     else:
         # A worker whose host drains and whose commit nobody needs would only hold a slot that others may need.
         job.order(*job.roster.dismiss(find_drained(seen, kept={worker.worker for worker in chosen})))
-
-
-def _gives_up(job: JobState, broken: Generation) -> bool:
-    return end_at_limit(job, broken.broken_by_loss or broken.broken_by) or job.give_up_if_pointless()
 
 
 def _form(job: JobState, members: tuple[Member, ...], newest: CommitId | None) -> None:

@@ -36,8 +36,10 @@ class Generation:
     # Whether a newcomer has broken the world.
     newcomers_failed: bool = False
     broken_by: str = ""
-    # The last loss that is known to have broken the world. A rank that reports its end may be heard before any.
+    # The last loss that is known to have broken the world.
     broken_by_loss: str = ""
+    # When a rank's report that the world cannot continue counts without a loss that explains it.
+    explained_by: float = 0.0
     # Whether the end of the world counts against reset_limit: it does unless only newcomers have broken the world.
     counts_as_reset: bool = False
     # The rank of each worker, in rank order.

@@ -17,6 +17,9 @@ from spark_elastic.protocol.records import HostCooling, NewcomersPaused, StateLo
 # How long a world in which a rank has raised waits before its other ranks are called back. A mistake in user code is usually
 # one on all ranks, and who is called back a moment before raising it would train on, until the next world raises it.
 RAISE_SECONDS = 0.5
+# How long the end of a job that has had too many resets waits for the loss that a rank has felt and reported before the driver
+# has heard of it.
+EXPLAIN_SECONDS = 5.0
 
 # ---------------------------------------------------------------------- a worker
 
@@ -100,11 +103,19 @@ def _count_failed_newcomer(job: JobState, world: Generation, newcomer: Worker, c
 # ---------------------------------------------------------------------- a world
 
 
-def break_world(job: JobState, reason: str, lost: int | None = None, is_newcomers: bool | None = None) -> None:
+def break_world(
+    job: JobState,
+    reason: str,
+    lost: int | None = None,
+    is_newcomers: bool | None = None,
+    *,
+    is_report: bool = False,
+) -> None:
     """Break a world that cannot continue: have all ranks abort their collectives and come back to the elastic function.
 
     ``lost``: the worker whose loss breaks it, if that is the reason.
     ``is_newcomers``: True if a newcomer was lost, False if another member was; None if nobody is known to be lost.
+    ``is_report``: a rank has reported it, and a loss that explains it may be heard of in a moment.
     """
     world = job.world
     assert world is not None
@@ -121,8 +132,10 @@ def break_world(job: JobState, reason: str, lost: int | None = None, is_newcomer
         job.setbacks.counts()
     if lost is not None:
         world.broken_by_loss = reason
-        if end_at_limit(job, reason):
-            return
+    if is_report:
+        world.explained_by = job.now + EXPLAIN_SECONDS
+    elif end_at_limit(job, reason):
+        return
     waiting = [worker for worker in job.members if worker.phase in (WorkerPhase.MEMBER, WorkerPhase.VOTED)]
     fresh = [worker for worker in waiting if worker.awaited_since is None]
     for worker in fresh:
@@ -132,12 +145,22 @@ def break_world(job: JobState, reason: str, lost: int | None = None, is_newcomer
 
 
 def end_at_limit(job: JobState, reason: str) -> bool:
-    """End the job if failures have caused more resets than it may have. Return whether they have.
-
-    ``reason`` is what broke the world: the loss of a worker, or what a rank has reported once all that are left are ready. A
-    rank may report the loss of another one before the driver hears of it, and the error is to name the one that was lost.
-    """
+    """End the job if failures have caused more resets than it may have. Return whether they have. ``reason``: the last one's."""
     return job.fail_if(job.setbacks.over_limit(reason, job.book.story()))
+
+
+def end_at_limit_if_due(job: JobState) -> bool:
+    """End an elastic job that has had too many resets, the last one by a rank's report, if no loss is going to explain it.
+
+    A rank may report the loss of another one before the driver hears of it, and the error is to name the one that was lost. Once
+    all that are left are ready, nobody is missing.
+    """
+    world = job.world
+    if world is None or world.phase is not WorldPhase.BREAKING:
+        return False
+    if job.now < world.explained_by and any(worker.phase is not WorkerPhase.READY for worker in job.members):
+        return False
+    return end_at_limit(job, world.broken_by_loss or world.broken_by)
 
 
 def abort_if_due(job: JobState) -> None:

@@ -101,8 +101,10 @@ class DriverMachine:
         job = self.job
         if job.over:
             return None if job.ending is None else job.ending[1]
-        to_abort = job.world.abort_at if job.world is not None and job.world.to_abort else None
-        times = [to_abort, job.hosts.next_ready_at(job.now), joins_at(job.situation, job.admission)]
+        world = job.world
+        to_abort = world.abort_at if world is not None and world.to_abort else None
+        explained = world.explained_by if world is not None and world.explained_by > job.now else None
+        times = [to_abort, explained, job.hosts.next_ready_at(job.now), joins_at(job.situation, job.admission)]
         known = [time for time in times if time is not None]
         return job.clock.to_driver_time(min(known)) if known else None
 

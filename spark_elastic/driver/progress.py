@@ -113,6 +113,8 @@ class JobView:
                 is_end = rows == 0 and epoch > 0
                 self.epoch, self.rows = (epoch - 1, rows_total) if is_end else (epoch, rows)
                 self.rows_total = rows_total
+        if self._reports and progress.done < self._reports[-1][1]:
+            self._reports.clear()  # a loader was set back to an earlier epoch
         if self.rows is None or progress.rows is not None:  # speed counts either rows or steps
             self._reports.append((time, progress.done))
 

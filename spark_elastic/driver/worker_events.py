@@ -132,7 +132,7 @@ def _break_because_left(job: JobState, world: Generation, event: ev.WorkerReady)
     if world.phase is WorldPhase.FORMING:
         break_unconnected(job, reason)
     else:
-        break_world(job, reason)
+        break_world(job, reason, is_report=True)
 
 
 def group_formed(job: JobState, event: ev.GroupFormed) -> None:
@@ -174,7 +174,7 @@ def world_broken(job: JobState, event: ev.WorldBroken) -> None:
     if world is None or event.generation != world.generation or event.worker not in job.workers:
         return
     if event.worker in world.ranks and world.phase in (WorldPhase.RUNNING, WorldPhase.INTERRUPTING):
-        break_world(job, f"rank {world.ranks[event.worker]} reports: {event.reason}")
+        break_world(job, f"rank {world.ranks[event.worker]} reports: {event.reason}", is_report=True)
 
 
 def steps_timed(job: JobState, event: ev.StepsTimed) -> None:

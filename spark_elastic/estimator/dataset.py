@@ -8,9 +8,11 @@ the same data removes what a dead writer has left behind, once it is certain tha
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import logging
+import operator
 import secrets
 import threading
 import time
@@ -27,7 +29,7 @@ from spark_elastic._text import shown
 from spark_elastic.data import read_manifest
 from spark_elastic.errors import DataError
 from spark_elastic.estimator.finite import SHOWN
-from spark_elastic.estimator.frame import Facts, as_numbers, column, is_list, quoted, unambiguous
+from spark_elastic.estimator.frame import Facts, as_numbers, column, is_list, unambiguous
 from spark_elastic.estimator.identity import content_of, identity_by_plan, identity_by_rows, identity_of_content, marked
 from spark_elastic.estimator.store import Store
 
@@ -285,7 +287,7 @@ def _write(
         writer.partitionBy(_SPLIT).parquet(target)
         seen = observation.get
         facts = {name: {key: seen[f"{key}_{place}"] for key in _FACTS} for place, name in enumerate(told)}
-        suspects = [name for place, chunk in enumerate(untold) if seen[f"bad_{place}"] for name in chunk]
+        suspects = next((chunk for place, chunk in enumerate(untold) if seen[f"good_{place}"] < seen["rows"]), [])
         bad = _counted(frame.sparkSession.read.parquet(target), suspects) if suspects else {}
         dataset = _checked(url, frame, names, seen, {**facts, **bad}, split)
         content = identity_of_content(numbers.schema, seen) if by_rows else None
@@ -343,18 +345,17 @@ def _told_apart(
 
 
 def _observed(frame: DataFrame, names: Sequence[str], chunks: Sequence[Sequence[str]]) -> list[Column]:
-    """Return aggregates that the writing pass computes: facts of the named columns, and the bad rows of each chunk of others."""
+    """Return aggregates that the writing pass computes: facts of the named columns, and the good rows of each chunk of others."""
     wanted = [f.count(f.lit(1)).alias("rows"), f.sum(column(_SPLIT)).alias("validation_rows")]
     for place, chunk in enumerate(chunks):
-        is_bad = " OR ".join(_is_bad(name, frame.schema[name].dataType) for name in chunk)
-        wanted.append(f.expr(f"count_if({is_bad})").alias(f"bad_{place}"))
+        are_finite = (_is_finite(name, frame.schema[name].dataType) for name in chunk)
+        wanted.append(f.count_if(functools.reduce(operator.and_, are_finite)).alias(f"good_{place}"))
     return wanted + _facts(frame, names)
 
 
-def _is_bad(name: str, kind: DataType) -> str:
-    """Return, as SQL, whether a number is null, NaN (which is larger than infinity in Spark) or infinite."""
-    is_float = isinstance(kind, FloatType)
-    return f"NOT coalesce(abs({quoted(name)}) < float('Infinity'), false)" if is_float else f"{quoted(name)} IS NULL"
+def _is_finite(name: str, kind: DataType) -> Column:
+    """Whether a value is a finite number. For Spark, NaN is larger than infinity, and nothing is known of null."""
+    return f.abs(column(name)) < float("inf") if isinstance(kind, FloatType) else column(name).isNotNull()
 
 
 def _counted(written: DataFrame, names: Sequence[str]) -> Facts:

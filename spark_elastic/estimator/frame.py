@@ -213,12 +213,7 @@ def labels_of(field: StructField) -> dict[str, Json]:
 
 def column(name: str) -> Column:
     """Return the column with exactly this name, which may contain dots."""
-    return f.col(quoted(name))
-
-
-def quoted(name: str) -> str:
-    """Return the name of a column as SQL has it."""
-    return "`" + name.replace("`", "``") + "`"
+    return f.col("`" + name.replace("`", "``") + "`")
 
 
 def as_numbers(frame: DataFrame, name: str) -> Column:

@@ -388,9 +388,23 @@ def _steps(entries: Sequence[Entry], progress: Sequence[tuple[float, reports.Pro
 
 def _work(reports: Sequence[tuple[float, reports.Progress]]) -> tuple[str, list[tuple[float, int]]]:
     """Return the unit of work, and the work done by each time: rows of all epochs, or steps if rows are not counted."""
-    rows = [(time, report.rows_done) for time, report in reports]
-    counted = [(time, done) for time, done in rows if done is not None]
+    counted = _rows(reports)
     return ("rows", counted) if counted else ("steps", [(time, report.step) for time, report in reports])
+
+
+def _rows(reports: Sequence[tuple[float, reports.Progress]]) -> list[tuple[float, int]]:
+    """Return the rows of all epochs by each time. A loader that is set back to an epoch adds to those before."""
+    counted = []
+    before = last_step = last_done = 0
+    for time, report in reports:
+        done = report.rows_done
+        if done is None or report.epoch is None or report.rows_total is None:
+            continue
+        if done < last_done and report.step > last_step:
+            before += last_done - report.epoch * report.rows_total
+        counted.append((time, before + done))
+        last_step, last_done = report.step, done
+    return counted
 
 
 def _speeds(done: Sequence[tuple[float, int]], seconds: float) -> list[Speed]:

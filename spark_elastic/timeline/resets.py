@@ -84,6 +84,7 @@ def find_resets(entries: Sequence[Entry]) -> list[Reset]:
                     # Another rank's first step may be noted before the last rank has said that the world has formed.
                     formed_at = log.formed.get(generation, entry.time)
                     resets.append(_take_apart(log, start, generation, formed_at, known))
+                    known = min((sign.step for sign in log.entered[generation]), default=known)
                     start = later if later is not None and later.generation == generation else None
                     later = None
     if start is not None:  # the run ended during this reset
@@ -218,7 +219,9 @@ def _take_apart(log: _Log, start: _Ending, new: int, formed_at: float, known: in
     begin, victim = worked, None
     if start.kind is Kind.LOSS:  # after a planned interrupt, workers train on until their next commit
         # A fault strikes at a commit, which other workers may make later.
-        struck = [fault for fault in log.faults if worked - FAULT_SECONDS <= fault.time <= start.time]
+        # One from before this world has been the cause of an earlier reset.
+        earliest = max(worked - FAULT_SECONDS, min((sign.time for sign in log.entered[old]), default=0.0))
+        struck = [fault for fault in log.faults if earliest <= fault.time <= start.time]
         begin = min(struck[-1].time if struck else worked, start.time)
         victim = struck[-1].rank if struck else None
     entered_at = latest(entered, formed_at)

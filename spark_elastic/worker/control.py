@@ -335,7 +335,8 @@ class ControlClient:
 
 
 def _in_words(error: BaseException) -> str:
-    """Return an exception's type, message and notes. Python would show the place of a SyntaxError before them."""
-    if isinstance(error, SyntaxError):
-        return "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
-    return "".join(traceback.format_exception_only(type(error), error)).strip()
+    """Return an exception's type, message and notes."""
+    lines = traceback.format_exception_only(type(error), error)
+    if isinstance(error, SyntaxError):  # Python shows the place in the source before them
+        lines = list(itertools.dropwhile(lambda line: line.startswith(" "), lines))
+    return "".join(lines).strip()

@@ -47,9 +47,8 @@ class Reporter:
         self._unsent: int | None = None
         self._allowed = float(BURST)
         self._counted_at = 0.0
-        self._waiting: dict[str, object] = {}
-        # The step at which the newest of the waiting values were given.
-        self._given_at = 0
+        # The newest value of each name that waits, with the step at which it was given.
+        self._waiting: dict[str, tuple[int, object]] = {}
 
     def entered(self, step: int, progress: Callable[[int], Progress] | None, workers: int = 1) -> None:
         """Note that this rank is about to enter the user's function in a new generation of so many workers.
@@ -75,7 +74,7 @@ class Reporter:
                 self._progress_at, self._unsent = now + PROGRESS_SECONDS, None
                 self._send(progress(step))
         if self._waiting:
-            self.metrics(self._given_at, {})
+            self.metrics(step, {})
         if now >= self._gpu_at:
             self._gpu_at = now + max(GPU_SECONDS, sampling.pause(self._workers, now - self._began))
             used = self._gpu()
@@ -94,6 +93,10 @@ class Reporter:
         if self._waiting:
             self._send_metrics()
 
+    def worked(self) -> None:
+        """Note that this rank has worked until now, although nothing has told of it: a script makes no commits."""
+        self._active_at = self._clock()
+
     def left_early(self) -> None:
         """Report this rank's progress, because an error has ended the user's function, and maybe the job."""
         if self._unsent is not None:
@@ -108,16 +111,17 @@ class Reporter:
         now = self._clock()
         self._allowed = min(BURST, self._allowed + (now - self._counted_at) * REPORTS_PER_SECOND)
         self._counted_at = now
-        self._given_at = step
-        self._waiting.update({name: _kept(name, value) for name, value in values.items()})
+        self._waiting.update({name: (step, _kept(name, value)) for name, value in values.items()})
         if self._allowed >= 1:
             self._allowed -= 1
             self._send_metrics()
 
     def _send_metrics(self) -> None:
-        # A tensor becomes a number only here, because a GPU has to finish computing it first.
         waiting, self._waiting = self._waiting, {}
-        self._send(Metrics({"step": self._given_at, **{name: _plain(value) for name, value in waiting.items()}}))
+        for step in sorted({given_at for given_at, _ in waiting.values()}):
+            # A tensor becomes a number only here, because a GPU has to finish computing it first.
+            values = {name: _plain(value) for name, (given_at, value) in waiting.items() if given_at == step}
+            self._send(Metrics({"step": step, **values}))
 
 
 def check_metrics(values: Mapping[str, object]) -> None:

@@ -100,6 +100,7 @@ def _supervise(job: Job, world: World, plan: RestartOnChange) -> None:
             threading.Thread(target=_tell_end, args=(process, control), daemon=True).start()
             job.reporter.committed(0, None)
             _wait(control, lambda: is_over() or process.poll() is not None)
+            job.reporter.worked()
             if process.returncode == 0:
                 return
             if process.returncode is not None:

@@ -694,12 +694,13 @@ def test_rows_that_cannot_be_trained_on_are_named(spark: Any, tmp_path: Path, ro
         (1e39, "c`0", r"column 'c`0' has infinite values \(as 32-bit floats\) in 2 of 6 rows"),
         (None, "c`119", "column 'c`119' has nulls in 2 of 6 rows"),
         (None, "n", "column 'n' has nulls in 2 of 6 rows"),
+        (float("nan"), "${c}", r"column '\$\{c\}' has NaN in 2 of 6 rows"),
     ],
 )
 def test_of_many_columns_the_one_that_is_not_finite_is_named(
     spark: Any, tmp_path: Path, bad: float | None, column: str, error: str
 ) -> None:
-    features = [f"c`{number}" for number in range(120)]
+    features = [f"c`{number}" for number in range(118)] + ["${c}", "c`119"]
     numbers = [f.col("id").cast("double").alias(name) for name in features]
     data = spark.range(6, numPartitions=2).select(*numbers, f.col("id").alias("n"))
     quoted = f.col("`" + column.replace("`", "``") + "`")

@@ -245,6 +245,11 @@ class TorchState(ObjectState):
         optimizers = [] if shards is None else find_optimizers(self._values(shared=True))
         before = [_settings(optimizer) for optimizer in optimizers]
         super()._tell_of_reset(previous_size, size)
+        if shards is not None and [*map(id, optimizers)] != [*map(id, find_optimizers(self._values(shared=True)))]:
+            raise SparkElasticError(
+                f"a reset callback or on_reset has replaced an optimizer, and with shards={shards} nothing may depend on the "
+                "size of the world or on its resets; leave that out"
+            )
         for optimizer, settings in zip(optimizers, before, strict=True):
             if changed := _first_difference(settings, _settings(optimizer)):
                 raise SparkElasticError(
@@ -288,18 +293,25 @@ def _what_is_kept_of(loader: object) -> str:
     )
 
 
-def _settings(optimizer: torch.optim.Optimizer) -> list[dict[str, str]]:
+def _settings(optimizer: torch.optim.Optimizer) -> list[dict[str, object]]:
+    """Return the settings in an optimizer's groups that it trains by, as plain values."""
     return [
-        {name: repr(value) for name, value in group.items() if name != "params"} for group in optimizer.param_groups
+        {name: _copied(group[name]) for name in optimizer.defaults if name in group} for group in optimizer.param_groups
     ]
 
 
-def _first_difference(before: list[dict[str, str]], after: list[dict[str, str]]) -> str:
+def _copied(value: object) -> object:
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    return tuple(map(_copied, value)) if isinstance(value, (list, tuple)) else value
+
+
+def _first_difference(before: list[dict[str, object]], after: list[dict[str, object]]) -> str:
     """Say what has changed in an optimizer's groups; an empty string if nothing has."""
     if len(before) != len(after):
         return "the number of groups"
     for was, now in zip(before, after, strict=True):
-        for name in sorted(was.keys() | now.keys()):
-            if was.get(name) != now.get(name):
-                return f"{name} ({was.get(name)} → {now.get(name)})"
+        for name in was.keys() & now.keys():
+            if was[name] != now[name]:
+                return f"{name} ({was[name]} → {now[name]})"
     return ""

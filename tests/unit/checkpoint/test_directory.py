@@ -299,6 +299,17 @@ def test_a_checkpoint_that_was_broken_off_is_not_complete_and_goes_with_the_next
     assert (listing.complete, listing.partial) == ({FIRST, THIRD}, frozenset())
 
 
+def test_a_folder_that_a_killed_writer_left_empty_goes_with_the_next_checkpoint(tmp_path: Path) -> None:
+    directory = CheckpointDirectory(str(tmp_path))
+    attempt = directory.claim()
+    (tmp_path / str(FIRST)).mkdir()
+    (tmp_path / "mine").mkdir()
+    assert directory.list() == Listing(partial=frozenset({FIRST}), claims=directory.list().claims)
+    fill(SECOND, directory)
+    directory.prune(attempt)
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {str(SECOND), "mine"}
+
+
 def test_a_superseded_run_removes_nothing(directory: CheckpointDirectory) -> None:
     attempt = directory.claim()
     for name in (FIRST, SECOND, THIRD):

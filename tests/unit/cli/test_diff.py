@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,7 @@ def test_equal_bits_have_one_hash_however_they_lie_in_memory() -> None:
         ({"a": 1}, {"a": 1, "b": 2}, "b", "nothing here, the other b"),
         ({"a": 1}, {"c": 1}, "a", "the one has a here, the other c"),
         ({"a": 1}, {"a": 1.0}, "a", "int in the one, float in the other"),
+        ({"a": {1: 5}}, {"a": {"1": 5}}, "a.1", "the other a.'1'"),
     ],
 )  # fmt: skip
 def test_the_first_difference_is_named(one: dict[str, object], other: dict[str, object], where: str, how: str) -> None:
@@ -71,17 +73,18 @@ def test_nan_equals_itself() -> None:
 def test_commands_read_checkpoints(capsys: pytest.CaptureFixture[str]) -> None:
     one, other = (str(KEPT / name / "checkpoint") for name in ("format-1", "format-2"))
     assert main(["diff", other, other]) == 0
-    equal = capsys.readouterr().out
+    sha256 = capsys.readouterr().out.split()[2]
     assert main(["inspect", other]) == 0
     shown = capsys.readouterr().out
-    assert equal.split()[-1] in shown
+    assert sha256 in shown
     assert "model: 9 tensors, 156 B" in shown
     assert main(["inspect", other, "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
-    assert facts["sha256"] == equal.split()[-1]
+    assert facts["sha256"] == sha256
     assert facts["newest"] == facts["checkpoints"][0]["name"] in shown
     assert main(["diff", other, other, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"equal": True, "sha256": facts["sha256"]}
+    equal_facts = json.loads(capsys.readouterr().out)
+    assert equal_facts == {"equal": True, "sha256": facts["sha256"], "uncompared": facts["uncompared"]}
     assert main(["diff", one, other]) == 1
     told = capsys.readouterr().out
     assert "the one" in told
@@ -107,6 +110,24 @@ def test_inspect_names_the_checkpoints_with_their_scores_and_shows_plain_values_
     assert "2 checkpoints\n  000001-000001-000000005\n  000001-000001-000000004, val_loss 0.25\n" in shown
     assert "000001-000001-000000005, 6 steps, 1 worker: sha256 " in shown
     assert "  weights: 1 tensor, 8 B\n  epoch: 3\n  notes\n  losses\n" in shown
+
+
+def test_objects_that_only_code_could_bring_back_are_named_and_not_called_equal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for folder, seed in (("one", 1), ("other", 2)):
+        snapshot = Snapshot()
+        objects = {"epoch": 3, "parts": {"dice": random.Random(seed)}}
+        snapshot.take({"steps": 6, "size": 1, "objects": objects}, None)
+        CheckpointDirectory(str(tmp_path / folder)).write(CheckpointName(1, 1, 5), encode(snapshot))
+    one, other = str(tmp_path / "one"), str(tmp_path / "other")
+    assert main(["diff", one, other]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[1:] == ["! not compared, because reading it would run code: parts.dice (random.Random)"]
+    assert main(["diff", one, other, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["uncompared"] == ["parts.dice (random.Random)"]
+    assert main(["inspect", one]) == 0
+    assert "! not in the hash, because reading it would run code: parts.dice" in capsys.readouterr().out
 
 
 def test_the_folder_of_one_checkpoint_is_that_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

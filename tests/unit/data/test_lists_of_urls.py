@@ -168,10 +168,9 @@ def test_a_list_that_is_no_dataset_is_refused(urls: list[str], tmp_path: Path) -
         ParquetLoader([*urls, tmp_path / "nowhere"], 8)
     (tmp_path / "link" / "deep").mkdir()
     (tmp_path / "link" / "deep" / "again").symlink_to("..")
-    with pytest.raises(
-        DataError, match=r"deep/again/.* found again and again, because a link leads to a folder that it is in"
-    ):
+    with pytest.raises(DataError, match=r"deep/again is a link that leads to a folder that it is in"):
         ParquetLoader(tmp_path / "a", 8)
+    (tmp_path / "link" / "deep" / "again").unlink()
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="empty: no Parquet files"):
         ParquetLoader([*urls, tmp_path / "empty"], 8)

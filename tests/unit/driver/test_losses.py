@@ -8,7 +8,7 @@ import pytest
 from machine_script import Script, running, wait_in_collectives
 
 from spark_elastic.driver import commands as do
-from spark_elastic.driver.losses import RAISE_SECONDS
+from spark_elastic.driver.losses import EXPLAIN_SECONDS, RAISE_SECONDS
 from spark_elastic.driver.setbacks import LOST_WORLDS_LIMIT
 from spark_elastic.errors import ResetLimitExceededError, StateLostError, TrainingFailedError
 from spark_elastic.protocol.messages import CommitId
@@ -209,6 +209,25 @@ def test_the_error_of_a_reset_limit_names_the_lost_rank_although_a_survivor_has_
     assert isinstance(script.error, ResetLimitExceededError)
     assert "the last one: rank 1 on b was lost: killed by SIGKILL" in str(script.error)
     assert [failure.worker for failure in script.error.failures] == [1]
+
+
+def test_a_reset_limit_does_not_wait_long_for_a_loss_that_nobody_hears_of() -> None:
+    script = running("a", "b", reset_limit=0)
+    script.commit()
+    script.ready(0, "connection closed by peer")
+    script.pass_time(EXPLAIN_SECONDS - 1)
+    assert script.error is None
+    script.pass_time(2)
+    assert "the last one: rank 0 reports: connection closed by peer" in str(script.error)
+
+
+def test_a_reset_limit_ends_a_stuck_job_at_once_and_says_that_it_was_stuck() -> None:
+    script = running("a", "b", "c", reset_limit=0, hang_timeout=30)
+    script.commit()
+    wait_in_collectives(script, 1, 1, 1)
+    script.pass_time(40)
+    assert isinstance(script.error, ResetLimitExceededError)
+    assert "collective" in str(script.error)
 
 
 def test_a_reset_limit_ends_a_job_whose_world_broke_without_a_loss_once_all_have_come_back() -> None:

@@ -110,6 +110,18 @@ def test_the_speed_after_a_reset_leaves_the_pause_out() -> None:
     assert view(*START, rows(10, 0, 200), rows(12, 0, 400), *again).speed == 100
 
 
+def test_the_speed_begins_anew_where_a_loader_is_set_back_to_an_earlier_epoch() -> None:
+    view = JobView()
+    for time, report in (
+        (1.0, Progress(10, 1, 500, 1000)),
+        (2.0, Progress(20, 0, 100, 1000)),
+        (3.0, Progress(30, 0, 300, 1000)),
+    ):
+        view.see(Entry(time, WorkerReported(0, 0, 1, report)))
+        assert view.speed is None or time == 3.0
+    assert view.speed == 200.0
+
+
 def test_the_end_of_the_last_epoch_is_no_beginning_of_another() -> None:
     assert view(*START, rows(10, 4, 900), rows(12, 5, 0)).head == "epoch 4 100%"
 

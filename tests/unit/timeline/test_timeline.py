@@ -123,6 +123,41 @@ def test_commits_that_nobody_holds_any_more_are_steps_lost() -> None:
     assert (found.steps_lost, found.lost) == (19, None)
 
 
+def test_commits_lost_once_are_not_lost_again_by_the_next_reset() -> None:
+    """After the fall back to step 50, a newcomer joins before the old step has been reached again."""
+    events = [event for event in story.killed() if event["event"] not in ("progress", "metrics")]
+    for event in events:
+        if event["event"] in ("entered", "stepped") and event["generation"] > 1:
+            event["values"]["step"] -= 19
+        if event["event"] == "worker_ready" and event["generation"] == 1:
+            event["commit"] = None
+    place = next(n for n, event in enumerate(events) if event["event"] == "fault_injected")
+    found = find_resets(entries([*events[:place], story.rows(9.9, 1, 69), *events[place:]]))
+    assert [reset.steps_lost for reset in found] == [19, 0]
+
+
+def test_a_fault_explains_one_loss() -> None:
+    events = story.killed()
+    again = [
+        story.event("world_broken", 10.9, generation=2, reason="rank 0 on east was lost: its process died"),
+        *story.world(11.0, 3, [2], 2, None),
+        story.told("entered", 11.1, 2, 0, 3, step=70, idle=0.3),
+        story.told("stepped", 11.2, 2, 0, 3, step=71),
+    ]
+    place = next(n for n, event in enumerate(events) if event["event"] == "world_interrupted")
+    first, second = find_resets(entries([*events[:place], *again]))
+    assert (first.victim, second.victim) == (1, None)
+    assert second.begin == pytest.approx(1010.8)
+
+
+def test_rows_add_up_where_a_loader_is_set_back_to_an_earlier_epoch() -> None:
+    events = story.killed()
+    place = next(n for n, event in enumerate(events) if event["event"] == "world_finished")
+    back = story.told("progress", 19.9, 0, 0, 3, step=240, epoch=0, rows=400, rows_total=1000)
+    facts = summarize(read_history(entries([*events[:place], back, *events[place:]])))
+    assert facts["rows_done"] == 2000 + 400
+
+
 def test_a_run_that_ends_in_a_reset_shows_that_it_did_not_go_on() -> None:
     events = story.killed()
     broken = next(n for n, event in enumerate(events) if event["event"] == "world_broken")

@@ -36,6 +36,6 @@ def test_an_exception_is_told_of_by_its_type_and_message(monkeypatch: pytest.Mon
     client.failed(broken)
     client.failed(ValueError("bad row"))
     assert [message.error for message in sent] == [
-        "SyntaxError: '(' was never closed (train.py, line 7)\nin the second file",
+        "SyntaxError: '(' was never closed\nin the second file",
         "ValueError: bad row",
     ]

@@ -135,7 +135,8 @@ def test_many_reports_become_few_and_the_last_value_arrives(log: Log, reporter: 
     reporter.finished(1000, None)
     sent = [metrics.values for metrics in log.of(Metrics)]
     assert BURST <= len(sent) <= BURST + 6
-    assert (sent[-1]["loss"], sent[-1]["even"]) == (999.0, 1)
+    last = {name: value for values in sent for name, value in values.items()}
+    assert (last["loss"], last["even"]) == (999.0, 1)
 
 
 def test_a_metric_that_had_to_wait_is_sent_with_a_later_commit(log: Log, reporter: Reporter) -> None:
@@ -144,6 +145,26 @@ def test_a_metric_that_had_to_wait_is_sent_with_a_later_commit(log: Log, reporte
     log.now += 1
     reporter.committed(2, None)
     assert log.of(Metrics)[-1] == Metrics({"step": 1, "loss": BURST})
+
+
+def test_a_metric_that_waits_keeps_the_step_at_which_it_was_reported(log: Log, reporter: Reporter) -> None:
+    for step in range(BURST + 10):
+        reporter.metrics(step, {"loss": step, "val_loss": 0.5} if step == BURST + 2 else {"loss": step})
+    reporter.finished(100, None)
+    assert log.of(Metrics)[-2:] == [
+        Metrics({"step": BURST + 2, "val_loss": 0.5}),
+        Metrics({"step": BURST + 9, "loss": BURST + 9}),
+    ]
+
+
+def test_a_script_that_makes_no_commits_was_not_idle_while_it_ran(log: Log, reporter: Reporter) -> None:
+    reporter.entered(0, None)
+    reporter.committed(0, None)
+    log.now += 3600
+    reporter.worked()
+    log.now += 0.5
+    reporter.entered(0, None)
+    assert log.of(Entered)[-1].idle == 0.5
 
 
 def test_a_tensor_that_waits_is_what_it_was_when_reported(log: Log, reporter: Reporter) -> None:
