@@ -446,7 +446,8 @@ def test_a_connection_that_came_in_as_the_service_closes_is_cut_before_close_ret
     with SparkDriverService(settings, CREDENTIALS, bind_address="127.0.0.1", runtime=runtime) as service:
 
         async def close_and_look() -> set[Any]:
-            service._door._shown(None, None)  # a handshake that ends in the turn of the loop in which close() begins
+            # A handshake that ends in the turn of the loop in which close() begins.
+            service._door._shown(asyncio.current_task(), None, None)
             await service.close(release_seconds=0.0)
             return asyncio.all_tasks() - {asyncio.current_task()}
 
