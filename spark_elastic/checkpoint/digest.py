@@ -55,11 +55,6 @@ def _named(key: object) -> str:
     return repr(key)
 
 
-def uncompared(objects: Mapping[str, object]) -> list[str]:
-    """Return the paths and types of the objects that only code could bring back, whose content is not looked at."""
-    return [f"{entry.path} ({entry.value.kind})" for entry in entries(objects) if isinstance(entry.value, OpaqueObject)]
-
-
 def _flat(value: torch.Tensor | numpy.ndarray) -> torch.Tensor | numpy.ndarray:
     """Return the elements in one dimension: as a tensor, or as an array if torch does not have the dtype."""
     try:
@@ -68,13 +63,26 @@ def _flat(value: torch.Tensor | numpy.ndarray) -> torch.Tensor | numpy.ndarray:
         return numpy.ascontiguousarray(value).reshape(-1)
 
 
-def digest(objects: Mapping[str, object]) -> str:
-    """Return the SHA-256 of a checkpoint's content, equal for equal bits. Of objects that need code, only the type counts."""
-    found = hashlib.sha256()
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """The SHA-256 of a checkpoint's content, equal for equal bits.
+
+    uncompared: the paths and types of the objects that only code could bring back, of which only the type counts.
+    """
+
+    sha256: str
+    uncompared: tuple[str, ...]
+
+
+def digest(objects: Mapping[str, object]) -> Digest:
+    """Hash a checkpoint's content."""
+    found, uncompared = hashlib.sha256(), []
     for entry in entries(objects):
+        if isinstance(entry.value, OpaqueObject):
+            uncompared.append(f"{entry.path} ({entry.value.kind})")
         for part in (as_utf8(entry.path).encode(), entry.kind.encode(), entry.data):
             found.update(len(part).to_bytes(8, "little") + part)
-    return found.hexdigest()
+    return Digest(found.hexdigest(), tuple(uncompared))
 
 
 def first_difference(one: Mapping[str, object], other: Mapping[str, object]) -> tuple[str, str] | None:

@@ -21,22 +21,20 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 def diff(options: argparse.Namespace) -> int:
     """Print the first difference. Return 1 if there is one."""
     # These import torch, for which other commands need not wait.
-    from spark_elastic.checkpoint.digest import digest, first_difference, uncompared
+    from spark_elastic.checkpoint.digest import digest, first_difference
     from spark_elastic.checkpoint.newest import load_checkpoint
 
     one, other = load_checkpoint(options.one), load_checkpoint(options.other)
     found = first_difference(one, other)
+    if found is not None:
+        path, how = found
+        print(json.dumps({"equal": False, "path": path, "how": how}) if options.json else f"{path}: {how}")
+        return 1
+    content = digest(one)
     if options.json:
-        outcome = (
-            {"equal": True, "sha256": digest(one), "uncompared": uncompared(one)}
-            if found is None
-            else {"equal": False, "path": found[0], "how": found[1]}
-        )
-        print(json.dumps(outcome))
-    elif found is None:
-        print(f"equal: sha256 {digest(one)}")
-        for path in uncompared(one):
-            print(f"! not compared, because reading it would run code: {path}")
-    else:
-        print(f"{found[0]}: {found[1]}")
-    return 0 if found is None else 1
+        print(json.dumps({"equal": True, "sha256": content.sha256, "uncompared": content.uncompared}))
+        return 0
+    print(f"equal: sha256 {content.sha256}")
+    for path in content.uncompared:
+        print(f"! not compared, because reading it would run code: {path}")
+    return 0

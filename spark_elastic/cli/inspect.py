@@ -84,7 +84,7 @@ def _holds_checkpoints(url: str) -> bool:
 def inspect_checkpoint(options: argparse.Namespace) -> int:
     """Print the checkpoints of a directory with their scores, and the newest one's objects and the hash of their bits."""
     from spark_elastic.checkpoint.content import decode
-    from spark_elastic.checkpoint.digest import digest, uncompared
+    from spark_elastic.checkpoint.digest import digest
     from spark_elastic.checkpoint.newest import load_newest, open_checkpoints, plain_objects
 
     directory, only = open_checkpoints(options.dataset)
@@ -94,14 +94,15 @@ def inspect_checkpoint(options: argparse.Namespace) -> int:
     if saved is None:
         raise CheckpointError(f"{shown(options.dataset)} holds no complete checkpoint")
     objects = plain_objects(saved)
+    content = digest(objects)
     checkpoints = [_described(name, scores.get(name)) for name in listing.newest_first]
     facts = {
         "checkpoints": checkpoints,
         "newest": str(saved.name),
         "steps": saved.steps,
         "workers": saved.size,
-        "sha256": digest(objects),
-        "uncompared": uncompared(objects),
+        "sha256": content.sha256,
+        "uncompared": content.uncompared,
         "objects": {name: _sizes(value) for name, value in objects.items()},
     }
     if options.json:
@@ -110,10 +111,10 @@ def inspect_checkpoint(options: argparse.Namespace) -> int:
     print(f"{shown(options.dataset)}: {counted(len(listing.complete), 'checkpoint')}")
     for found in checkpoints:
         print("  " + found["name"] + (f", {found['metric']} {found['value']:g}" if "metric" in found else ""))
-    print(f"{saved.name}, {counted(saved.steps, 'step')}, {counted(saved.size, 'worker')}: sha256 {facts['sha256']}")
+    print(f"{saved.name}, {counted(saved.steps, 'step')}, {counted(saved.size, 'worker')}: sha256 {content.sha256}")
     for name, value in objects.items():
         print(f"  {name}{_shown(value)}")
-    for path in uncompared(objects):
+    for path in content.uncompared:
         print(f"! not in the hash, because reading it would run code: {path}")
     return 0
 

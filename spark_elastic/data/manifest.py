@@ -337,17 +337,17 @@ def _no_file_twice(listed: list[tuple[Location, str]]) -> None:
 
 def _refuse_circles(root: str) -> None:
     """Raise DataError if a link below a folder of this machine leads to a folder that it is in: a listing would never end."""
-    waiting = [(root, frozenset({os.path.realpath(root)}))]
+    waiting = [(root, real := os.path.realpath(root), frozenset({real}))]
     while waiting:
-        folder, above = waiting.pop()
+        folder, place, above = waiting.pop()
         with suppress(OSError), os.scandir(folder) as entries:  # whoever lists the files says what cannot be read
             for entry in entries:
                 if not entry.is_dir():
                     continue
-                real = os.path.realpath(entry.path)
+                real = os.path.realpath(entry.path) if entry.is_symlink() else os.path.join(place, entry.name)
                 if real in above:
                     raise DataError(f"{entry.path} is a link that leads to a folder that it is in: remove it")
-                waiting.append((entry.path, above | {real}))
+                waiting.append((entry.path, real, above | {real}))
 
 
 def _same_partitions(

@@ -158,7 +158,8 @@ def end_at_limit_if_due(job: JobState) -> bool:
     world = job.world
     if world is None or world.phase is not WorldPhase.BREAKING:
         return False
-    if job.now < world.explained_by and any(worker.phase is not WorkerPhase.READY for worker in job.members):
+    may_explain = not world.broken_by_loss and job.now < world.explained_by
+    if may_explain and any(worker.phase is not WorkerPhase.READY for worker in job.members):
         return False
     return end_at_limit(job, world.broken_by_loss or world.broken_by)
 
@@ -186,8 +187,6 @@ def note_survivors_commit(job: JobState, commit: CommitId | None) -> None:
     if commit.generation == world.generation and commit.index > 1:
         world.counts_as_reset = True
         job.setbacks.counts()
-        if world.broken_by_loss:
-            end_at_limit(job, world.broken_by_loss)
 
 
 def break_unconnected(job: JobState, reason: str) -> None:

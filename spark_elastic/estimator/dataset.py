@@ -286,10 +286,9 @@ def _write(
         writer = observed.drop(_STRATUM).write.option("parquet.block.size", ROW_GROUP_BYTES)
         writer.partitionBy(_SPLIT).parquet(target)
         seen = observation.get
-        facts = {name: {key: seen[f"{key}_{place}"] for key in _FACTS} for place, name in enumerate(told)}
         suspects = next((chunk for place, chunk in enumerate(untold) if seen[f"good_{place}"] < seen["rows"]), [])
         bad = _counted(frame.sparkSession.read.parquet(target), suspects) if suspects else {}
-        dataset = _checked(url, frame, names, seen, {**facts, **bad}, split)
+        dataset = _checked(url, frame, names, seen, {**_facts_in(seen, told), **bad}, split)
         content = identity_of_content(numbers.schema, seen) if by_rows else None
         if identity.startswith("plan-"):
             content = identity_by_plan(frame, _selected(frame, names, split)) or ""
@@ -362,6 +361,10 @@ def _counted(written: DataFrame, names: Sequence[str]) -> Facts:
     """Return the facts of columns of written data of which some are bad."""
     seen = written.agg(*_facts(written, names)).first()
     assert seen is not None
+    return _facts_in(seen.asDict(), names)
+
+
+def _facts_in(seen: Mapping[str, Any], names: Sequence[str]) -> Facts:
     return {name: {key: seen[f"{key}_{place}"] for key in _FACTS} for place, name in enumerate(names)}
 
 

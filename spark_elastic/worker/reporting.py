@@ -114,7 +114,10 @@ class Reporter:
         self._waiting.update({name: (step, _kept(name, value)) for name, value in values.items()})
         if self._allowed >= 1:
             self._allowed -= 1
-            self._send_metrics()
+            if self._waiting:
+                self._send_metrics()
+            else:
+                self._send(Metrics({"step": step}))
 
     def _send_metrics(self) -> None:
         waiting, self._waiting = self._waiting, {}

@@ -245,7 +245,7 @@ class TorchState(ObjectState):
         optimizers = [] if shards is None else find_optimizers(self._values(shared=True))
         before = [_settings(optimizer) for optimizer in optimizers]
         super()._tell_of_reset(previous_size, size)
-        if shards is not None and [*map(id, optimizers)] != [*map(id, find_optimizers(self._values(shared=True)))]:
+        if shards is not None and {*map(id, optimizers)} != {*map(id, find_optimizers(self._values(shared=True)))}:
             raise SparkElasticError(
                 f"a reset callback or on_reset has replaced an optimizer, and with shards={shards} nothing may depend on the "
                 "size of the world or on its resets; leave that out"

@@ -112,9 +112,7 @@ def test_inspect_names_the_checkpoints_with_their_scores_and_shows_plain_values_
     assert "  weights: 1 tensor, 8 B\n  epoch: 3\n  notes\n  losses\n" in shown
 
 
-def test_objects_that_only_code_could_bring_back_are_named_and_not_called_equal(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_objects_that_only_code_could_bring_back_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for folder, seed in (("one", 1), ("other", 2)):
         snapshot = Snapshot()
         objects = {"epoch": 3, "parts": {"dice": random.Random(seed)}}
