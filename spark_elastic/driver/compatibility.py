@@ -8,16 +8,25 @@ from collections.abc import Iterable
 from spark_elastic.protocol.messages import HostFacts
 
 
-def why_refuse(facts: HostFacts) -> str:
-    """Say why a host cannot run what the driver pickles; an empty string if it can."""
+def why_refuse(facts: HostFacts, others: Iterable[HostFacts] = ()) -> str:
+    """Say why a host cannot run what the driver pickles, or not together with others; an empty string if it can.
+
+    others: the hosts before it while nothing has been trained on them. A job that trains goes on without a refusal.
+    """
     mine = platform.python_version()
-    if facts.python.split(".")[:2] != mine.split(".")[:2]:
+    if _minor_version(facts.python) != _minor_version(mine):
         return (
             f"a task on {facts.name} runs Python {facts.python}, the driver {mine}: functions cannot travel between them. Set "
             "PYSPARK_PYTHON (spark.pyspark.python) to the same minor version everywhere"
         )
     if not facts.torch:
         return f"a task on {facts.name} has no torch: install it on all executors"
+    for other in others:
+        if _minor_version(other.torch) != _minor_version(facts.torch):
+            return (
+                f"a task on {facts.name} has torch {facts.torch}, one on {other.name} {other.torch}: workers of one job need "
+                "the same minor version everywhere"
+            )
     return ""
 
 
@@ -30,3 +39,8 @@ def why_warn(facts: HostFacts, others: Iterable[HostFacts]) -> str:
         f"a task on {facts.name} has torch {facts.torch}, others have {', '.join(sorted(versions))}; install the same "
         "everywhere"
     )
+
+
+def _minor_version(version: str) -> list[str]:
+    """Return what two versions have in common that differ in their patch release or build alone: ``2.13.0+cpu`` is 2.13."""
+    return version.partition("+")[0].split(".")[:2]
