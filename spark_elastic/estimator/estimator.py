@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import logging
 import secrets
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -28,11 +27,12 @@ from spark_elastic.estimator.accessors import TorchEstimatorAccessors
 from spark_elastic.estimator.batch_size import pick_batch_size, width_of
 from spark_elastic.estimator.converters import inputs, names, text
 from spark_elastic.estimator.dataset import FILES_A_WORKER, check_names, identity_of, is_written, written
-from spark_elastic.estimator.fitted import load_weights
+from spark_elastic.estimator.fitted import trained_network
 from spark_elastic.estimator.frame import (
     Facts,
     check_case,
     check_columns,
+    check_free,
     check_scalars,
     is_fractional,
     is_index,
@@ -51,6 +51,7 @@ from spark_elastic.estimator.plan import DataPlan, Trained, TrainingPlan
 from spark_elastic.estimator.planning import (
     Sizes,
     adapts_np,
+    added_columns,
     first_rows,
     given_batch,
     made_up_batch,
@@ -132,6 +133,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
         layout = self._layout(schema)
         check_names(layout.columns)
         check_case(dataset, layout.columns)
+        check_free(dataset, added_columns(self, layout))
         recipe = plan_recipe(self, layout, self._default_loss())
         check_gpus(session.conf, wanted=bool(self.value("useGpu")), resources=plan_resources(self))
         sizes, shards = plan_sizes(self, session), plan_shards(self)
@@ -262,7 +264,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
             )
         if not store.temporary:
             forget_run(store, run_id)
-        model.describe(model=_trained_network(recipe, trained).eval(), history=trained.history, run_id=run_id)
+        model.describe(model=trained_network(recipe.network, trained).eval(), history=trained.history, run_id=run_id)
         self._look_at_outputs(model, sample)
         return model
 
@@ -463,19 +465,6 @@ def _check_classes(names: tuple[str, ...], facts: Facts) -> None:
         fraction = facts.get(name, {}).get("fraction")  # data written by an earlier release lack this fact
         if fraction is not None:
             raise ValueError(not_a_class(name, fraction))
-
-
-def _trained_network(recipe: Recipe, trained: Trained) -> torch.nn.Module:
-    network = copy.deepcopy(recipe.network)
-    load_weights(network, trained.weights, trained.buffers)
-    if trained.changed:
-        warnings.warn(
-            f"attributes of the network ({', '.join(trained.changed)}) were changed by training, and the model has them as "
-            "they were before: a fit keeps parameters and buffers, so make buffers of them (register_buffer), unless forward "
-            "sets them each time",
-            stacklevel=5,
-        )
-    return network
 
 
 def _tell_batch(record: RunRecord, rows: int, width: int, sizes: Sizes) -> None:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+import warnings
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import torch
 
 from spark_elastic.worker.module_registers import non_persistent_buffers, same_values
+
+if TYPE_CHECKING:
+    from spark_elastic.estimator.plan import Trained
 
 # Attributes that torch itself changes.
 _TORCHS = {"training"}
@@ -42,6 +48,20 @@ def load_weights(network: torch.nn.Module, weights: Mapping[str, object], buffer
             present.copy_(value)  # in place, because it may be in several modules
         else:
             part.register_buffer(leaf, value, persistent=False)
+
+
+def trained_network(network: torch.nn.Module, trained: Trained) -> torch.nn.Module:
+    """Return a copy of a network with what a fit has trained. Warns of attributes that the fit has changed and does not keep."""
+    network = copy.deepcopy(network)
+    load_weights(network, trained.weights, trained.buffers)
+    if trained.changed:
+        warnings.warn(
+            f"attributes of the network ({', '.join(trained.changed)}) were changed by training, and the model has them as "
+            "they were before: a fit keeps parameters and buffers, so make buffers of them (register_buffer), unless forward "
+            "sets them each time",
+            stacklevel=5,
+        )
+    return network
 
 
 def _kind(tensor: torch.Tensor) -> tuple[object, ...]:

@@ -86,6 +86,17 @@ def check_case(frame: DataFrame, names: Iterable[str]) -> None:
             )
 
 
+def check_free(frame: DataFrame, added: Iterable[str]) -> None:
+    """Raise ValueError for a column that ``transform`` adds and the DataFrame already has, in Spark's view of case."""
+    fold = str if is_case_sensitive(frame) else str.lower
+    there = {fold(name): name for name in frame.columns}
+    for name in added:
+        taken = there.get(fold(name))
+        if taken is not None:
+            alike = "" if taken == name else f", as {taken!r}"
+            raise ValueError(f"the output column {name!r} exists already in the DataFrame{alike}")
+
+
 def _hint(name: str, kind: DataType) -> str:
     """Say how to turn such a column into numbers, if Spark has a way."""
     if isinstance(kind, StringType):

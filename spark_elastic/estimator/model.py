@@ -26,7 +26,7 @@ from spark_elastic.estimator.accessors import ElasticModelAccessors, TorchModelA
 from spark_elastic.estimator.callbacks import Metrics
 from spark_elastic.estimator.converters import boolean, module, names, text, whole
 from spark_elastic.estimator.export import export_network
-from spark_elastic.estimator.frame import Facts, check_case, column, is_case_sensitive, with_fields
+from spark_elastic.estimator.frame import Facts, check_case, check_free, column, with_fields
 from spark_elastic.estimator.layout import Input, Layout, change_places, positional_inputs
 from spark_elastic.estimator.params import CATEGORICAL_COLS, FEATURE_COLS, FitParams, param
 from spark_elastic.estimator.persistence import ModelReader, ModelWriter
@@ -194,12 +194,7 @@ class ElasticModel(Model, FitParams, MLReadable["ElasticModel"], MLWritable, Ela
         prepare_python(dataset.sparkSession)
         outputs = self._outputs()
         check_features(frame, self.shapes, self.layout.features)
-        is_exact = is_case_sensitive(dataset)
-        there = {name if is_exact else name.lower(): name for name in frame.columns}
-        for name in outputs:
-            if (taken := there.get(name if is_exact else name.lower())) is not None:
-                alike = "" if taken == name else f", as {taken!r}"
-                raise ValueError(f"the output column {name!r} exists already in the DataFrame{alike}")
+        check_free(frame, outputs)
         if not outputs:
             return dataset
         rows = carry_vectors(frame, self.layout.features)

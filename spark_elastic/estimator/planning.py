@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 # 24 shards divide evenly among 1, 2, 3, 4, 6, 8, 12 and 24 workers.
 DEFAULT_SHARDS = 24
+# The Params of predictors that name columns of ``transform``.
+_SCORED = ("predictionCol", "probabilityCol", "rawPredictionCol")
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,12 @@ def plan_recipe(params: Parameterized, layout: Layout, default_loss: object) -> 
         check_steps(network, steps)
     on_cpu = not params.value("useGpu") and steps.train_step is None
     return Recipe(network, layout, steps, objective, on_cpu, params.value("transform"), is_weighted=bool(weighting))
+
+
+def added_columns(params: Parameterized, layout: Layout) -> tuple[str, ...]:
+    """Return the columns that ``transform`` of the model will add."""
+    scored = [params.value(name) for name in _SCORED if params.hasParam(name)]
+    return tuple(filter(None, scored)) or layout.outputs
 
 
 def plan_split(params: Parameterized, indicator: str | None, schema: StructType) -> Split:

@@ -12,7 +12,7 @@ from pyspark.sql import functions as f
 from torch import nn
 
 from spark_elastic.errors import TrainingFailedError
-from spark_elastic.estimator import TorchEstimator, TorchModel
+from spark_elastic.estimator import TorchClassifier, TorchEstimator, TorchModel, TorchRegressor
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -188,3 +188,14 @@ def test_an_output_column_that_spark_takes_for_another_one_is_refused(frame: Any
     model = TorchModel(model=nn.Linear(2, 1), featureCols=["x"], outputCols=["W"])
     with pytest.raises(ValueError, match="the output column 'W' exists already in the DataFrame, as 'w'"):
         model.transform(frame)
+
+
+def test_a_fit_refuses_output_columns_that_the_frame_has_already_before_it_trains(frame: Any) -> None:
+    with pytest.raises(ValueError, match="the output column 'prediction' exists already in the DataFrame"):
+        fit(frame.withColumn("prediction", f.lit(1.0)), nn.Linear(2, 1), nn.MSELoss(), "y")
+    regressor = TorchRegressor(model=nn.Linear(2, 1), featuresCol="x", labelCol="y", predictionCol="Y", epochs=1)
+    with pytest.raises(ValueError, match="the output column 'Y' exists already in the DataFrame, as 'y'"):
+        regressor.fit(frame)
+    classifier = TorchClassifier(model=nn.Linear(2, 2), featuresCol="x", labelCol="y", probabilityCol="w", epochs=1)
+    with pytest.raises(ValueError, match="the output column 'w' exists already"):
+        classifier.fit(frame)
