@@ -39,7 +39,8 @@ class Part(Enum):
 class Reset:
     """One reset, from the last sign of work before it to the first step after it. Times are those of the log.
 
-    ``begin`` is the time of the fault if one was injected, else of the survivors' last commit, because the time of the actual
+    ``reason`` tells of the workers that were lost and of what has ended them, if the log has that: survivors first report a
+    broken connection. ``begin`` is the time of the fault if one was injected, else of the survivors' last commit, because the time of the actual
     cause is unknown. ``lost`` is the number of seconds in which survivors did no work that counts. It ends when they enter the
     function again, so it excludes the first step; it is None if no worker survived or training did not continue.
     """
@@ -90,7 +91,8 @@ def find_resets(entries: Sequence[Entry]) -> list[Reset]:
     if start is not None:  # the run ended during this reset
         size = log.size_of(start.generation)
         end = entries[-1].time
-        resets.append(Reset(start.kind, start.generation, start.reason, start.time, start.time, end, old_size=size))
+        reason = log.reason_of(start, end)
+        resets.append(Reset(start.kind, start.generation, reason, start.time, start.time, end, old_size=size))
     return resets
 
 
@@ -134,10 +136,21 @@ class _Ending:
 
 @dataclass(frozen=True)
 class _Forming:
-    """The time when the members of a world began to connect, and their number."""
+    """The time when the members of a world began to connect, their number, and the workers."""
 
     time: float
     size: int
+    workers: Sequence[int] = ()
+
+
+@dataclass(frozen=True)
+class _Loss:
+    """The loss of a worker: its time, who it was, and the reason as far as it was known then."""
+
+    time: float
+    worker: int
+    who: str
+    cause: str
 
 
 @dataclass(frozen=True)
@@ -169,18 +182,25 @@ class _Log:
     stepped: dict[int, list[_Sign]]
     ready: dict[int, list[_Sign]]
     faults: list[_Fault]
+    losses: list[_Loss]
+    # What the exit codes of lost workers have said, where they explain the loss.
+    explained: dict[int, str]
 
     @classmethod
     def of(cls, entries: Sequence[Entry]) -> _Log:
-        log = cls({}, {}, defaultdict(list), defaultdict(list), defaultdict(list), [])
+        log = cls({}, {}, defaultdict(list), defaultdict(list), defaultdict(list), [], [], {})
         for entry in entries:
             match entry.record:
-                case records.WorldForming(generation, size):
-                    log.forming[generation] = _Forming(entry.time, size)
+                case records.WorldForming(generation, size, workers=workers):
+                    log.forming[generation] = _Forming(entry.time, size, workers)
                 case records.WorldFormed(generation):
                     log.formed[generation] = entry.time
                 case records.FaultInjected(rank=rank):
                     log.faults.append(_Fault(entry.time, rank))
+                case records.WorkerLost(worker, int(rank), host, cause):
+                    log.losses.append(_Loss(entry.time, worker, f"rank {rank} on {host}", cause))
+                case records.WorkerExited(worker, meaning=meaning, explains=True):
+                    log.explained[worker] = meaning
                 case records.WorkerReady(worker, generation):
                     log.ready[generation].append(_Sign(entry.time, worker))
                 case WorkerReported(worker, generation=generation, report=reports.Entered(step, idle)):
@@ -192,6 +212,14 @@ class _Log:
     def size_of(self, generation: int) -> int:
         """Return how many members a world had, 0 if the log does not say."""
         return self.forming[generation].size if generation in self.forming else 0
+
+    def reason_of(self, ending: _Ending, until: float) -> str:
+        """Return why a world ended, by its members that were lost before ``until``; what was noticed first if none was."""
+        members = self.forming[ending.generation].workers if ending.generation in self.forming else ()
+        lost = [loss for loss in self.losses if loss.worker in members and loss.time <= until]
+        if ending.kind is not Kind.LOSS or not lost:
+            return ending.reason
+        return "; ".join(f"{loss.who} was lost: {self.explained.get(loss.worker, loss.cause)}" for loss in lost)
 
     def step_of(self, record: Record) -> int:
         """Return how many commits had been made, if the record says so; else 0."""
@@ -240,7 +268,7 @@ def _take_apart(log: _Log, start: _Ending, new: int, formed_at: float, known: in
     return Reset(
         start.kind,
         start.generation,
-        start.reason,
+        log.reason_of(start, forming.time),
         begin,
         start.time,
         last,

@@ -142,10 +142,11 @@ def _count(number: int, noun: str, plural: str = "") -> str:
 
 def _reset_row(reset: Reset) -> tuple[str, str, str, str, str]:
     parts = [f"{part.value} {seconds:.3f}" for part, seconds in reset.parts.items() if seconds >= 0.0005]
+    reason = reset.reason.partition("\n")[0]
     lost = "did not go on" if reset.new_generation is None else "nobody survived" if reset.lost is None else ""
     return (
         clock(reset.begin),
-        reset.reason if reset.kind is Kind.LOSS else f"{reset.kind.value}: {reset.reason}",
+        reason if reset.kind is Kind.LOSS else f"{reset.kind.value}: {reason}",
         f"{reset.old_size} → {reset.new_size}",
         lost or f"{reset.lost:.3f}",
         ", ".join(parts),

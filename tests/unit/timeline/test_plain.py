@@ -55,8 +55,8 @@ def test_neither_page_nor_summary_hands_on_what_a_log_holds_for_a_terminal() -> 
     events = story.killed()
     events[0]["run_id"] = "ab\x1b[31mcd\ud800"
     for event in events:
-        if event["event"] == "world_broken":
-            event["reason"] = "\x1b]0;owned\x07rank 1 was lost"
+        if event["event"] == "worker_exited":
+            event["meaning"] = "\x1b]0;owned\x07told by its exit code"
         if event["event"] == "metrics":
             event["values"] |= {"\x1b[1mloss": 1.0, "huge": 10**400, "nan": float("nan"), "text": "\x1b[1mx"}
     history = read_history([read_event(json.loads(json.dumps(event))) for event in events])
@@ -66,4 +66,4 @@ def test_neither_page_nor_summary_hands_on_what_a_log_holds_for_a_terminal() -> 
         assert "\x1b" not in text
         assert "u001b" not in text
         assert "abcd" in text
-        assert "rank 1 was lost" in text
+        assert "rank 1 on west was lost: told by its exit code" in text

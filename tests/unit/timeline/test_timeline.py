@@ -244,20 +244,35 @@ def test_a_run_that_failed_before_it_reported_progress_has_the_steps_that_were_t
     assert read_history(entries(events)).steps == 106
 
 
+def test_a_reset_tells_why_its_workers_were_lost_where_survivors_noticed_something_else_first() -> None:
+    events = story.killed()
+    broken = next(event for event in events if event["event"] == "world_broken")
+    broken["reason"] = "rank 0 reports: Connection closed by peer\nand a trace"
+    (reset, _) = read_history(entries(events)).resets
+    assert reset.reason == "rank 1 on west was lost: killed by SIGKILL"
+    unexplained = [event for event in events if event["event"] != "worker_exited"]
+    assert read_history(entries(unexplained)).resets[0].reason == "rank 1 on west was lost: its process died"
+    nobody = read_history(
+        entries([event for event in events if event["event"] not in ("worker_lost", "worker_exited")])
+    )
+    assert nobody.resets[0].reason == broken["reason"]
+    assert "  rank 0 reports: Connection closed by peer  2 → 1 " in summary_text(nobody)
+
+
 # ---------------------------------------------------------------- page, picture and commands
 
 
 def test_the_page_is_self_contained_and_no_text_of_the_log_is_code() -> None:
     events = story.killed()
     for event in events:
-        if event["event"] == "world_broken":
-            event["reason"] = "</script><script>alert(1)</script>"
+        if event["event"] == "worker_exited":
+            event["meaning"] = "</script><script>alert(1)</script>"
     page = html(read_history(entries(events)))
     assert not re.search(r'(src|href)="|@import|url\(', page)
     assert "<script>alert" not in page
     data = re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.DOTALL)
     assert data is not None
-    assert json.loads(data[1])["resets"][0]["reason"] == "</script><script>alert(1)</script>"
+    assert json.loads(data[1])["resets"][0]["reason"].endswith("was lost: </script><script>alert(1)</script>")
 
 
 @pytest.mark.parametrize("name", ["out.html", "out.png"])
@@ -272,7 +287,7 @@ def test_summary_prints_the_figures(log: Path, capsys: pytest.CaptureFixture[str
     assert main(["summary", str(log)]) == 0
     text = capsys.readouterr().out
     assert "availability 92.94%: 1.20 s lost in 2 resets, 0 committed steps lost" in text
-    assert re.search(r"0:10\.\d +rank 1 on west was lost: its process died +2 → 1 +0\.700", text)
+    assert re.search(r"0:10\.\d +rank 1 on west was lost: killed by SIGKILL +2 → 1 +0\.700", text)
 
 
 def test_times_are_rounded_before_they_are_divided_into_minutes_and_seconds() -> None:
