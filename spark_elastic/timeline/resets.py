@@ -40,9 +40,10 @@ class Reset:
     """One reset, from the last sign of work before it to the first step after it. Times are those of the log.
 
     ``reason`` tells of the workers that were lost and of what has ended them, if the log has that: survivors first report a
-    broken connection. ``begin`` is the time of the fault if one was injected, else of the survivors' last commit, because the time of the actual
-    cause is unknown. ``lost`` is the number of seconds in which survivors did no work that counts. It ends when they enter the
-    function again, so it excludes the first step; it is None if no worker survived or training did not continue.
+    broken connection. ``begin`` is the time of the fault if one was injected, else of the survivors' last commit, because the
+    time of the actual cause is unknown. ``lost`` is the number of seconds in which survivors did no work that counts. It ends
+    when they enter the function again, so it excludes the first step; it is None if no worker survived or training did not
+    continue.
     """
 
     kind: Kind
