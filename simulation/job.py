@@ -70,6 +70,7 @@ class Simulation(Universe):
             durable=job.durable,
             backend=backend,
             replace_slow=0.5 if job.replaces_slow else None,
+            reset_limit=job.reset_limit,
             adaptive_np=job.adapts,
             **TIMEOUTS,
         )

@@ -29,6 +29,39 @@ _ROSTER = "spark_elastic.driver.roster:Roster."
 _WATCHDOG = "spark_elastic.driver.watchdog:"
 _FORMING = "spark_elastic.driver.forming:"
 MUTANTS = (
+    Mutant(
+        "a job goes on after more resets than it may have",
+        "spark_elastic.driver.setbacks:Setbacks.over_limit",
+        "self._counted <= limit",
+        "self._counted <= limit + 1",
+    ),
+    Mutant(
+        "a job that may have as many resets ends at the last of them",
+        "spark_elastic.driver.setbacks:Setbacks.over_limit",
+        "self._counted <= limit",
+        "self._counted < limit",
+    ),
+    Mutant(
+        "newcomers that break a world use up reset_limit",
+        "spark_elastic.driver.setbacks:Setbacks.broke",
+        "self._by_newcomers <= NEWCOMERS_LIMIT",
+        "False",
+        test="tests.unit.driver.test_setbacks:test_newcomers_that_fail_count_only_where_nothing_else_happens_any_more",
+    ),
+    Mutant(
+        "the end at the limit waits for a loss for ever",
+        "spark_elastic.driver.losses:end_at_limit_if_due",
+        "job.now < world.explained_by",
+        "True",
+        test="tests.unit.driver.test_losses:test_a_reset_limit_does_not_wait_long_for_a_loss_that_nobody_hears_of",
+    ),
+    Mutant(
+        "a reset that a rank has reported does not end a job at its limit",
+        "spark_elastic.driver.losses:end_at_limit_if_due",
+        "return end_at_limit(",
+        "return False and end_at_limit(",
+        test="tests.unit.driver.test_losses:test_a_reset_limit_ends_a_job_whose_world_broke_without_a_loss_once_all_have_come_back",
+    ),
     Mutant("lost workers are not fenced", _ROSTER + "remove", "del self.workers[worker.worker]", "pass"),
     Mutant("lost workers are not killed", _ROSTER + "remove", "host is None or host.worker == worker.worker", "False"),
     Mutant(

@@ -26,6 +26,7 @@ from spark_elastic.driver.workers import Worker
 from spark_elastic.errors import (
     JobCancelledError,
     NotEnoughHostsError,
+    ResetLimitExceededError,
     SparkElasticError,
     StateLostError,
     TrainingFailedError,
@@ -113,8 +114,14 @@ class Invariants:
         # The generations in a row that newcomers have broken without a commit in between, and when the last one broke.
         self._broken_by_newcomers: set[int] = set()
         self._broken_at = 0.0
-        # Workers that have made a commit of their own.
-        self._established: set[int] = set()
+        # Workers that have made a commit of their own, and the generation of their first.
+        self._established: dict[int, int] = {}
+        # The generations that failures have broken, those of them that had no newcomer, and those that began without a commit.
+        self._broken: set[int] = set()
+        self._broken_without_newcomers: set[int] = set()
+        self._first_worlds: set[int] = set()
+        # How many workers were lost before any had reached the elastic function.
+        self._lost_starts = 0
         # Workers that have been in a world that formed.
         self._connected: set[int] = set()
 
@@ -198,6 +205,7 @@ class Invariants:
         if not is_explained:
             self.simulation.fail(f"a healthy worker was taken out: {record}")
         self._check_is_not_the_last_holder(worker, cause)
+        self._lost_starts += self.machine.job.elastic_since is None
 
     def _check_is_not_the_last_holder(self, number: int, cause: str) -> None:
         """A worker that lives, continues and alone holds the newest commit is not taken out as late, silent or unreachable."""
@@ -230,7 +238,11 @@ class Invariants:
 
     def _check_break(self, record: WorldBroken) -> None:
         """No world breaks unless a fault has touched one of its ranks."""
-        workers = self._workers[record.generation]
+        generation, workers = record.generation, self._workers[record.generation]
+        self._broken.add(generation)
+        are_established = all(self._established.get(worker, generation) < generation for worker in workers)
+        if are_established or generation in self._first_worlds:
+            self._broken_without_newcomers.add(generation)
         is_explained = any(map(self._is_explained, workers)) or StateLostError.__name__ in record.reason
         # Ranks find each other through the driver's store.
         if not is_explained and not self._has_struck(Kind.PAUSE_DRIVER):
@@ -243,6 +255,8 @@ class Invariants:
         fail, machine = self.simulation.fail, self.machine
         settings, members = machine.job.settings, order.members
         workers = [member.worker for member in members]
+        if settings.reset_limit is not None and len(self._broken_without_newcomers) > settings.reset_limit:
+            fail(f"training goes on after {self._broken_without_newcomers} broke; reset_limit={settings.reset_limit}")
         if order.generation <= max(self._workers, default=0):
             fail(f"generation {order.generation} is formed twice")
         self._workers[order.generation] = workers
@@ -260,6 +274,8 @@ class Invariants:
             self._check_slices(order, newest)
         else:
             self._check_copies(order, newest)
+        if newest is None:
+            self._first_worlds.add(order.generation)
         previous_size = 0 if newest is None else len(self._workers[newest.generation])
         if order.previous_size != previous_size:
             fail(
@@ -372,7 +388,7 @@ class Invariants:
         known = self._commits.setdefault(commit, content)
         self.simulation.commits += 1
         if commit.index and process.number not in self._established:
-            self._established.add(process.number)
+            self._established[process.number] = commit.generation
             self._broken_by_newcomers.clear()
         if known != content:
             fail(f"{process} commits {content} as {commit}, others {known}")
@@ -413,6 +429,10 @@ class Invariants:
         text = str(error)
         if isinstance(error, StateLostError) and struck:
             return
+        if isinstance(error, ResetLimitExceededError):
+            limit = self.machine.job.settings.reset_limit
+            if limit is not None and len(self._broken) + self._lost_starts > limit:
+                return
         if isinstance(error, NotEnoughHostsError) and self.simulation.spark.is_starved:
             return
         if isinstance(error, JobCancelledError) and Kind.CANCEL in struck:

@@ -125,6 +125,8 @@ class Job:
     # Whether copies are made by a GPU, after commits have returned.
     on_gpu: bool
     replaces_slow: bool
+    # How many resets failures may cause.
+    reset_limit: int | None
     # Whether fewer workers train if that is faster, by times that are drawn at random.
     adapts: bool
     # How many neighbours may be lost if ranks hold commits only together; 0 if each rank holds whole commits.
@@ -169,6 +171,7 @@ def make_schedule(seed: int) -> Schedule:
     is_joint = slices.random() < 0.5 and not in_place and not on_gpu
     redundancy, division = slices.choice((1, 2)) if is_joint else 0, random.Random(f"division {seed}")
     is_divided = is_joint and divides(max_np, redundancy) and division.random() < 0.5
+    limit = random.Random(f"limit {seed}")
     job = Job(
         min_np=min_np,
         num_proc=num_proc,
@@ -183,6 +186,7 @@ def make_schedule(seed: int) -> Schedule:
         swallows_errors=dice.random() < 0.3,
         on_gpu=on_gpu,
         replaces_slow=random.Random(f"slow {seed}").random() < 0.3,
+        reset_limit=limit.choice((0, 1, 2, 4)) if limit.random() < 0.2 else None,
         adapts=random.Random(f"fewer {seed}").random() < 0.3,
         redundancy=redundancy,
         is_divided=is_divided,
