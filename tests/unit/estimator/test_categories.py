@@ -112,14 +112,6 @@ def test_the_largest_index_of_the_data_is_tried_before_training_and_names_its_co
         recipe.check_categories(batch, {"carrier": {"max": 2.0}, "dest": {"max": 5.0}})
 
 
-def test_an_index_without_a_row_in_an_embedding_names_the_columns_of_whole_numbers() -> None:
-    layout = Layout((Input(None, ("code",), "int64"), Input(None, ("x",))))
-    batch = {"code": torch.tensor([0, 7]), "x": torch.ones(2)}
-    embedding = torch.nn.Embedding(3, 1)
-    with pytest.raises(DataError, match=r"too few categories .*: 'code' up to 7 \(index out of range in self\)"):
-        layout.call(lambda code, x: embedding(code) + x, batch)
-
-
 @pytest.mark.parametrize(("least", "fraction", "shown"), [(-1.0, None, "-1"), (0.0, 2.5, "2.5")])
 def test_numbers_that_are_no_indexes_are_refused_by_what_writing_the_data_found_out(
     least: float, fraction: float | None, shown: str

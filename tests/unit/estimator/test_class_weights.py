@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn import functional
 
 from spark_elastic.errors import DataError
-from spark_elastic.estimator import TorchClassifier, TorchEstimator
+from spark_elastic.estimator import TorchClassifier
 from spark_elastic.estimator.class_weights import count_classes, weights_of_classes
 from spark_elastic.estimator.layout import Input, Layout
 from spark_elastic.estimator.objective import Objective, label_weights
@@ -141,65 +141,9 @@ def test_weights_within_a_loss_are_those_of_its_labels() -> None:
     assert label_weights(nn.MSELoss(), labels) is None
 
 
-def test_what_a_loss_weighs_is_known_by_its_arguments_or_by_the_labels() -> None:
-    given = {"model": nn.Linear(1, 3), "featuresCol": "x", "labelCol": "y"}
-
-    def recipe(loss: Any, **more: Any) -> Any:
-        return plan_recipe(TorchClassifier(loss=loss, **given, **more), Layout((Input(None, ("x",)),), ("y",)), None)
-
-    def weighs(loss: Any, least: float | None, shards: int | None = None, width: int = 0, **more: Any) -> bool:
-        facts = {} if least is None else {"y": {"min": least}}
-        sample = {"y": torch.zeros((2, width) if width else 2)}
-        found: bool = recipe(loss, **more).weighs_labels(facts, shards, sample)
-        return found
-
-    entropy, weighted = nn.CrossEntropyLoss(), nn.CrossEntropyLoss(weight=torch.ones(3))
-    assert weighs(weighted, None)
-    assert weighs(nn.CrossEntropyLoss(ignore_index=2), None)
-    assert not weighs(entropy, 0.0)
-    assert weighs(entropy, -100.0)
-    # Of existing data nothing is known, of lists no more than their lengths, and a transform may change labels.
-    assert weighs(entropy, None)
-    assert weighs(entropy, 5.0, width=5)
-    assert weighs(entropy, 0.0, transform=dict)
-    assert not weighs(nn.MSELoss(), 5.0, width=5)
-    assert not weighs(entropy, 5.0, shards=24, width=5)  # where shards meet an ignored label, they raise
-    with pytest.raises(ValueError, match="CrossEntropyLoss ignores some labels of column 'y'"):
-        weighs(entropy, -100.0, shards=24)
-    with pytest.raises(
-        ValueError, match=r"deterministic=True .* CrossEntropyLoss\(weight=, ignore_index=\) by something else"
-    ):
-        recipe(weighted, deterministic=True, globalBatchSize=48)
-
-
 def test_the_loss_of_a_classifier_ignores_no_label() -> None:
     with pytest.raises(IndexError, match="Target -100 is out of bounds"):
         ClassificationLoss()(torch.zeros(2, 3), torch.tensor([0, -100]))
-
-
-def test_steps_look_for_ignored_labels_where_no_weight_stands_for_them_and_facts_do_not_rule_them_out() -> None:
-    layout, entropy = Layout((Input(None, ("x",)),), ("y", "z")), nn.CrossEntropyLoss()
-
-    def looks(
-        least: float | None, shards: int | None = None, width: int = 0, layout: Layout = layout, **more: Any
-    ) -> bool:
-        given = {"loss": entropy, **more}
-        estimator = TorchEstimator(model=nn.Linear(1, 3), featureCols=["x"], labelCols=list(layout.labels), **given)
-        facts = {} if least is None else {name: {"min": least} for name in "yz"}
-        sample = {name: torch.zeros((2, width) if width else 2) for name in "yz"}
-        found: bool = plan_recipe(estimator, layout, None).may_ignore(facts, shards, sample)
-        return found
-
-    assert looks(None)
-    assert looks(5.0, width=5)
-    assert looks(-100.0)
-    assert looks(0.0, transform=dict)
-    assert not looks(0.0)
-    assert not looks(None, loss=nn.MSELoss())
-    assert not looks(None, loss=None, trainStep=max)
-    one = replace(layout, labels=("y",))
-    assert not looks(None, layout=one)
-    assert looks(None, shards=4, layout=one)
 
 
 def test_a_label_without_a_weight_is_an_error_that_names_it(tmp_path: Path) -> None:
@@ -254,39 +198,6 @@ def test_classes_are_counted_in_the_training_data(tmp_path: Path) -> None:
 def test_a_fraction_cannot_be_counted(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"column 'y' has the label 0\.5"):
         count_classes("y", plan(written(tmp_path, [0.5] * 20), 3, ()).data, 3)
-
-
-@pytest.mark.parametrize(
-    ("given", "kept"),
-    [
-        ("balanced", "balanced"),
-        ([1, 2], [1.0, 2.0]),
-        (np.array([1.0, 2.0]), [1.0, 2.0]),
-        ({1: 2}, {1: 2.0}),
-        ({1.0: np.float32(2)}, {1: 2.0}),
-    ],
-)
-def test_what_the_param_takes(given: Any, kept: Any) -> None:
-    assert TorchClassifier(classWeights=given).getClassWeights() == kept
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ("even", "must be one of balanced, not 'even'"),
-        ([1, -1], "must be a number at least 0"),
-        ([1, float("nan")], "must be a number at least 0"),
-        ([1, float("inf")], "must be a number at least 0"),
-        ({"a": 1}, "must be a whole number"),
-        ({-1: 1}, "must be a whole number from 0 on"),
-        ([0, 0], "must have a number above 0"),
-        ([], "must have a number above 0"),
-        (3, "must be 'balanced', or a list or dict of numbers"),
-    ],
-)
-def test_what_the_param_refuses(given: Any, message: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=f"classWeights: {message}"):
-        TorchClassifier(classWeights=given)
 
 
 @pytest.mark.parametrize(

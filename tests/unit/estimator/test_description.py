@@ -19,9 +19,8 @@ from torch import nn
 from torch.nn import functional
 
 from spark_elastic import allreduce
-from spark_elastic.estimator import EarlyStopping, TorchEstimator
+from spark_elastic.estimator import EarlyStopping
 from spark_elastic.estimator.description import describe
-from spark_elastic.estimator.runs import RunRecord, describe_params
 
 FACTOR = 1.0
 
@@ -131,15 +130,6 @@ def test_what_behaves_differently_is_described_differently(what: str) -> None:
     assert json.dumps(describe(PAIRS[what][0])) == one
 
 
-def test_a_runs_record_names_what_has_changed_in_a_loss() -> None:
-    def record(delta: float) -> RunRecord:
-        estimator = TorchEstimator(model=nn.Linear(1, 1), loss=nn.HuberLoss(delta=delta), labelCols=["y"])
-        return RunRecord("run", "data", json.loads(json.dumps(describe_params(estimator))))
-
-    assert record(1.0).differences(record(2.0)) == ["loss.delta (was 1.0, is 2.0)"]
-    assert record(float("nan")).differences(record(float("nan"))) == []
-
-
 def test_networks_differ_by_their_parts_and_not_by_their_weights() -> None:
     def described(network: nn.Module) -> Any:
         return describe(network, weights=False)
@@ -165,19 +155,6 @@ def test_optimizers_differ_by_class_settings_and_groups() -> None:
         torch.optim.AdamW(parameters, lr=0.1), torch.optim.SGD(parameters[:2], lr=0.1), torch.optim.SGD, torch.optim.AdamW,
     ]  # fmt: skip
     assert len({json.dumps(describe(variant)) for variant in variants}) == len(variants)
-
-
-def test_output_columns_count_where_they_may_tell_outputs_apart() -> None:
-    def described(*labels: str) -> list[Any]:
-        return [
-            describe_params(TorchEstimator(labelCols=list(labels), outputCols=outputs))
-            for outputs in (["p", "q"], ["q", "p"])
-        ]
-
-    one, other = described("a", "b")
-    assert one != other
-    one, other = described("a")
-    assert one == other
 
 
 def test_cycles_are_described() -> None:

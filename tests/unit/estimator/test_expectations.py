@@ -19,7 +19,7 @@ from spark_elastic.estimator.layout import Input, Layout
 from spark_elastic.estimator.model import named_once
 from spark_elastic.estimator.objective import Objective
 from spark_elastic.estimator.planning import plan_recipe
-from spark_elastic.estimator.preflight import try_layouts, with_extremes
+from spark_elastic.estimator.preflight import with_extremes
 from spark_elastic.estimator.recipe import Recipe
 from spark_elastic.estimator.row_checks import check_whole
 from spark_elastic.estimator.shapes import ClassificationLoss, meet
@@ -243,28 +243,6 @@ def test_parameters_without_a_gradient_are_found_unless_they_are_frozen() -> Non
 
 
 @pytest.mark.parametrize(
-    ("params", "error"),
-    [
-        ({"loss": nn.MSELoss}, r"loss: .* not the class MSELoss: write MSELoss\(\)"),
-        ({"loss": [nn.MSELoss(), nn.L1Loss]}, r"write L1Loss\(\)"),
-        ({"metrics": {"gap": nn.L1Loss}}, r"metrics: .* write L1Loss\(\)"),
-        (
-            {"model": nn.Linear},
-            r"model: must be an instance of torch.nn.Module, not the class Linear: write Linear\(…\)",
-        ),
-        ({"model": torch.jit.script(nn.Linear(1, 1))}, "model: is a TorchScript module, which cannot be pickled"),
-        (
-            {"scheduler": torch.optim.lr_scheduler.StepLR(torch.optim.SGD([nn.Parameter(torch.ones(1))]), 1)},
-            "scheduler: must be callable.* give the class StepLR",
-        ),
-    ],
-)
-def test_a_class_in_place_of_an_object_or_the_other_way_round_is_named(params: dict[str, Any], error: str) -> None:
-    with pytest.raises(TypeError, match=error):
-        TorchEstimator(**params)
-
-
-@pytest.mark.parametrize(
     ("last", "outputs", "found", "both"),
     [
         ([nn.Sigmoid()], 1, "sigmoid", True),
@@ -374,14 +352,6 @@ def test_columns_are_fitted_to_a_network_whose_steps_run_elsewhere(where: dict[s
         ValueError, match=r"the model cannot be called with these columns: .* \(columns x \[rows\] float32\)"
     ):
         recipe(estimator(nn.Linear(3, 1), nn.MSELoss(), **where))
-
-
-def test_a_column_that_is_given_twice_is_put_side_by_side_too() -> None:
-    twice = Layout((Input(None, ("x",)), Input(None, ("x",))))
-    output, layout, _ = try_layouts(nn.Linear(2, 1), twice, {"x": torch.ones(4)})
-    assert isinstance(output, torch.Tensor)
-    assert output.shape == (4, 1)
-    assert [entry.columns for entry in layout.inputs] == [("x", "x")]
 
 
 def test_two_outputs_of_one_name_are_an_error() -> None:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from pyspark.sql.types import ArrayType, DoubleType, LongType, StructField, StructType
+from pyspark.sql.types import DoubleType, LongType, StructField, StructType
 from torch import nn
 
 from spark_elastic.errors import DataError
-from spark_elastic.estimator import TorchEstimator, TorchModel
+from spark_elastic.estimator import TorchEstimator
 from spark_elastic.estimator.estimator import _check_facts
 from spark_elastic.estimator.layout import Input, Layout
 from spark_elastic.estimator.planning import plan_recipe
 from spark_elastic.estimator.row_checks import check_whole
 from spark_elastic.estimator.transform import Scorer
-from spark_elastic.estimator.unfitted import describe_from_frame
 
 FRACTIONAL = torch.tensor([1.0, 2.0, 3.0])
 
@@ -50,16 +48,6 @@ def test_a_fraction_is_no_whole_number() -> None:
         scored(FRACTIONAL.long(), np.array([1, 2.5]))
 
 
-def test_columns_side_by_side_have_one_type_and_a_type_that_was_given_stays() -> None:
-    batch = {"a": FRACTIONAL, "i": FRACTIONAL.int()}
-    codes = Input(None, ("i",), "int64", categorical=True)
-    entries = (Input("x", ("a", "i")), Input("y", ("i",)), Input("z", ("a",), "int64"), codes)
-    settled = Layout(entries).settled(batch)
-    assert [entry.dtype for entry in settled.inputs] == ["float32", "int64", "int64", "int64"]
-    assert settled.whole == ["i", "a"]
-    assert torch.equal(settled.inputs[0].tensor(batch), entries[0].tensor(batch))
-
-
 @pytest.mark.parametrize(
     ("found", "error"),
     [
@@ -80,23 +68,6 @@ def test_a_fraction_is_found_in_lists_of_any_length() -> None:
     with pytest.raises(DataError, match=r"column 'x' has the value 0.5"):
         check_whole({"x": lists}, ["x"])
     check_whole({"x": FRACTIONAL}, ["x"])
-
-
-def test_a_model_around_a_network_of_elsewhere_keeps_the_types_of_its_first_rows() -> None:
-    frame: Any = SimpleNamespace(schema=StructType([StructField("x", DoubleType())]))
-    model = TorchModel(model=nn.Linear(1, 1), featureCols=["x"])
-    describe_from_frame(model, Layout((Input(None, ("x",)),)), frame)
-    assert model.layout.arguments({"x": torch.arange(3)})[0][0].dtype == torch.float32
-
-
-def test_a_stream_whose_lists_have_an_unknown_length_is_refused_before_rows_are_asked_for() -> None:
-    schema = StructType([StructField("v", ArrayType(DoubleType()))])
-    frame: Any = SimpleNamespace(schema=schema, isStreaming=True)
-    model = TorchModel(model=nn.Linear(1, 1), featureCols=["v"])
-    with pytest.raises(
-        ValueError, match="transform a batch DataFrame first: the length of the lists in column 'v' is not"
-    ):
-        describe_from_frame(model, Layout((Input(None, ("v",)),)), frame)
 
 
 def test_a_model_keeps_the_types_of_its_training_and_whole_numbers_get_a_hint() -> None:
