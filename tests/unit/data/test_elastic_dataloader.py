@@ -4,40 +4,19 @@ import collections
 import multiprocessing
 import pickle
 import random
-import warnings
-from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from data_worlds import BRIEF, World
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
+from loaded_rows import Numbers, items
+from torch.utils.data import IterableDataset
 
 from spark_elastic.data import ElasticDataLoader
-from spark_elastic.data.loader import Accountable, Countable, ElasticLoader, RowSource, TakesWorld, has_part
+from spark_elastic.data.loader import ElasticLoader
 from spark_elastic.errors import DataError
-
-
-class Numbers(Dataset[int]):
-    """Item i is i."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> int:
-        if index >= self.count:
-            raise IndexError(index)
-        return index
-
-
-def items(loader: Any) -> list[int]:
-    return [int(item) for batch in loader for item in batch]
 
 
 def test_an_epoch_holds_every_item_once_in_an_order_of_its_own() -> None:
@@ -48,22 +27,6 @@ def test_an_epoch_holds_every_item_once_in_an_order_of_its_own() -> None:
     assert sorted(first) == sorted(second) == list(range(100))
     assert first != second != sorted(second)
     assert isinstance(loader, ElasticLoader)
-
-
-class Wrapped:
-    """Hands on what it does not have to the loader inside it."""
-
-    def __init__(self, inner: Any) -> None:
-        self.inner = inner
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["inner"], name)
-
-
-@pytest.mark.parametrize("part", [TakesWorld, RowSource, Accountable, Countable])
-def test_a_wrapper_that_hands_on_a_loaders_attributes_is_one(part: type[Any]) -> None:
-    assert has_part(Wrapped(ElasticDataLoader(Numbers(4), 2)), part)
-    assert not has_part(Wrapped([]), part)
 
 
 def test_a_loader_can_be_pickled() -> None:
@@ -164,149 +127,3 @@ def test_an_error_of_the_dataset_is_raised_as_it_is() -> None:
 
     with pytest.raises(KeyError):
         items(ElasticDataLoader(Broken(4), 2))
-
-
-def test_going_back_to_an_epoch_before_that_of_the_state_is_warned_of_once_on_rank_0() -> None:
-    loader: Any = ElasticDataLoader(range(8), global_batch_size=4)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        loader.set_world(0, 2)
-        for epoch in (0, 1, 2, 0, 2):  # a first entry has nothing to go back from, and users may go round
-            loader.set_epoch(epoch)
-        for rank in (0, 1):
-            loader.set_world(rank, 2)
-            loader.set_epoch(2)
-            loader.set_epoch(3)
-            loader.set_epoch(2)
-        loader.set_world(1, 2)
-        loader.set_epoch(0)
-        loader.set_epoch(2)
-    loader.set_world(0, 2)
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        for epoch in range(3):
-            loader.set_epoch(epoch)
-    assert [warning.filename for warning in told] == [__file__]
-    assert "set_epoch(0) goes back from epoch 2" in str(told[0].message)
-
-
-def test_a_length_that_was_asked_for_before_there_was_a_world_is_corrected_once_where_the_world_has_another() -> None:
-    alone, whole, inside = (
-        ElasticDataLoader(Numbers(10), **size)
-        for size in ({"batch_size": 2}, {"global_batch_size": 2}, {"batch_size": 2})
-    )
-    assert bool(inside), "whether there is a loader is no question about its length"
-    assert len(alone) == len(whole) == 5
-    with pytest.warns(UserWarning, match=r"len\(loader\) was 5 above the elastic function.* is 2 with 2 workers"):
-        alone.set_world(0, 2)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        alone.set_world(0, 3)
-        whole.set_world(0, 2)
-        inside.set_world(0, 2)
-        assert len(inside) == 2
-        inside.set_world(0, 3)
-
-
-def test_a_batch_that_the_whole_dataset_cannot_fill_is_refused_where_it_would_be_dropped() -> None:
-    loader = ElasticDataLoader(Numbers(10), global_batch_size=64, drop_last=True)
-    with pytest.raises(
-        ValueError, match="10 rows do not make a single batch of global_batch_size=64: nothing would train"
-    ):
-        iter(loader)
-    assert len(items(ElasticDataLoader(Numbers(10), global_batch_size=64))) == 10
-
-
-def test_a_world_that_is_too_large_for_a_single_batch_is_warned_of_once_a_world() -> None:
-    first, second = (ElasticDataLoader(Numbers(10), batch_size=4, drop_last=True) for _ in range(2))
-    for rank, loader in enumerate((first, second)):
-        loader.set_world(rank, 3)
-    with pytest.warns(UserWarning, match="batch_size=4 a worker with 3 workers: epoch 0 trains nothing"):
-        assert items(first) == []
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert items(second) == []
-        first.set_world(0, 2)
-        assert len(items(first)) == 4
-
-
-def splits() -> Iterator[tuple[Any, Any, Any]]:
-    """A dataset, an equal one, and one of the same class and length with other items."""
-    numbers = Numbers(100)
-    half, other = list(range(50)), list(range(50, 100))
-    yield Subset(numbers, half), Subset(Numbers(100), np.array(half)), Subset(numbers, other)
-    yield Subset(numbers, half), Subset(numbers, torch.tensor(half)), Subset(numbers, half[::-1])
-    yield Subset(numbers, range(3)), Subset(numbers, (0, 1, 2)), Subset(numbers, range(2, -1, -1))
-    united = [ConcatDataset([Numbers(3), Subset(numbers, part)]) for part in (half, half, other)]
-    yield united[0], united[1], united[2]
-    nested = [Subset(Subset(numbers, part), half[:5]) for part in (half, half, other)]
-    yield nested[0], nested[1], nested[2]
-
-
-@pytest.mark.parametrize(("dataset", "same", "other"), list(splits()))
-def test_a_position_is_not_taken_over_for_other_items_that_a_subset_chooses(
-    dataset: Any, same: Any, other: Any
-) -> None:
-    """Each worker draws an unseeded split anew: rows counted twice, and those held back trained."""
-    state = ElasticDataLoader(dataset, 2).state_dict()
-    ElasticDataLoader(same, 2).load_state_dict(state)
-    with pytest.raises(DataError, match=r"content was .* give random splits a seed"):
-        ElasticDataLoader(other, 2).load_state_dict(state)
-    del state["content"]
-    ElasticDataLoader(other, 2).load_state_dict(state)  # an earlier release saved it
-
-
-@pytest.mark.parametrize("rows", [0, 1, 5, 1000])
-def test_other_rows_of_tensors_are_warned_of(rows: int) -> None:
-    values = (
-        torch.rand(rows, 2, dtype=torch.bfloat16),
-        torch.rand(rows) > 0.5,
-        torch.rand(rows, dtype=torch.complex64).conj(),
-    )
-    sparse = torch.rand(rows, 3).to_sparse()
-    state = ElasticDataLoader(TensorDataset(*values, sparse), 2).state_dict()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        ElasticDataLoader(TensorDataset(*(value.clone() for value in values), sparse), 2).load_state_dict(state)
-    if rows > 1:
-        with pytest.warns(UserWarning, match="has other rows than where this position was saved"):
-            ElasticDataLoader(TensorDataset(*(value.flip(0) for value in values), sparse), 2).load_state_dict(state)
-
-
-class Chosen(Subset[int]):
-    """Subclasses may be made without torch's constructor, and with attributes of other types."""
-
-    def __init__(self, **attributes: object) -> None:
-        vars(self).update(attributes)
-
-    def __len__(self) -> int:
-        return 4
-
-
-class Held(TensorDataset):
-    def __init__(self, **attributes: object) -> None:
-        vars(self).update(attributes)
-
-    def __len__(self) -> int:
-        return 4
-
-
-class United(ConcatDataset[int]):
-    def __init__(self) -> None:
-        pass
-
-    def __len__(self) -> int:
-        return 4
-
-
-@pytest.mark.parametrize(
-    "dataset",
-    [
-        Chosen(), Chosen(indices=["a", "b"], dataset=None), Chosen(indices=object()), Chosen(indices=[2**70]), United(), Held(),
-        Chosen(indices=torch.ones(2, requires_grad=True)), Held(tensors=np.ones(4)), Held(tensors=[np.ones(4), [1], None]),
-        Held(tensors=(torch.ones(4, device="meta"), torch.ones(()))),
-    ],
-)  # fmt: skip
-def test_a_dataset_that_says_nothing_of_its_items_is_taken_as_it_is(dataset: Any) -> None:
-    loader = ElasticDataLoader(dataset, 2)
-    loader.load_state_dict(loader.state_dict())

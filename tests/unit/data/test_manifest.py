@@ -3,21 +3,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import fsspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
 from data_worlds import make_table, write_dataset
 from fsspec.implementations.local import LocalFileSystem
 
 from spark_elastic.data import Manifest, ParquetLoader, read_manifest
-from spark_elastic.data.filesystem import Location, list_files, locate
-from spark_elastic.data.pinning import set_pin
+from spark_elastic.data.filesystem import locate
 from spark_elastic.data.source import Source
 from spark_elastic.errors import DataError
 
@@ -58,32 +55,6 @@ def test_urls_of_any_file_system_are_read(tmp_path: Path) -> None:
     for url in (str(tmp_path / "d"), f"file://{tmp_path}/d", "memory://held"):
         assert [group.rows for group in read_manifest(url)] == expected
         assert sorted(row for b in ParquetLoader(url, 4) for row in b["id"].tolist()) == list(range(11))
-
-
-def test_file_urls_may_be_quoted_and_may_have_one_slash(tmp_path: Path) -> None:
-    root = write_dataset(tmp_path / "a dir #1", [5, 6])
-    for url in (root.as_uri(), f"file://{root}", f"file:{root}", f"{root}/"):
-        assert [group.rows for group in read_manifest(url)] == [5, 6]
-
-
-def test_secrets_in_a_url_are_not_shown(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"odd://…@bucket/x cannot be opened"):
-        read_manifest("odd://key:secret@bucket/x")
-
-
-@pytest.mark.parametrize("refused", [False, True])
-def test_secrets_that_a_driver_keeps_in_its_paths_are_not_shown(refused: bool) -> None:
-    def refuse(selector: Any) -> Any:
-        raise OSError(f"{selector} has no such bucket")
-
-    def miss(selector: Any) -> Any:
-        return pafs.FileInfo(selector, pafs.FileType.NotFound)
-
-    files: Any = SimpleNamespace(get_file_info=refuse if refused else miss)
-    for root in ("AK:S3CRET@bucket/x", "ftp://AK:S3CRET@bucket/x"):
-        with pytest.raises(DataError, match="…@bucket/x") as raised:
-            list_files(Location(files, root, False))
-        assert "S3CRET" not in str(raised.value)
 
 
 class Keeping(fsspec.AbstractFileSystem):
@@ -157,42 +128,6 @@ def test_a_file_that_is_not_parquet_is_named(tmp_path: Path, content: bytes) -> 
         read_manifest(tmp_path)
 
 
-class Refusing(LocalFileSystem):
-    """Stands for drivers of fsspec with its own way of listing, which leaves out folders that it cannot list."""
-
-    protocol = "refusing-day"
-
-    def ls(self, path: str, *others: Any, **more: Any) -> Any:
-        if path.endswith("day=1"):
-            raise PermissionError(path)
-        return super().ls(path, *others, **more)
-
-
-def test_a_dataset_with_a_folder_that_cannot_be_listed_is_not_read_without_it(tmp_path: Path) -> None:
-    fsspec.register_implementation("refusing-day", Refusing, clobber=True)
-    for day in range(2):
-        (tmp_path / f"day={day}").mkdir()
-        pq.write_table(pa.table({"x": [1.0]}), tmp_path / f"day={day}" / "part.parquet")
-    with pytest.raises(DataError, match=r"cannot be listed: PermissionError: .*day=1"):
-        read_manifest(f"refusing-day://{tmp_path}")
-
-
-class Marking(LocalFileSystem):
-    """Lists in each folder the empty object that stands for it, as stores do where another tool has made folders."""
-
-    protocol = "marking"
-
-    def ls(self, path: str, *others: Any, **more: Any) -> Any:
-        return [{"name": f"{path}/", "size": 0, "type": "file"}, *super().ls(path, *others, **more)]
-
-
-def test_an_object_that_stands_for_its_folder_is_no_file_of_a_dataset(tmp_path: Path) -> None:
-    fsspec.register_implementation("marking", Marking, clobber=True)
-    write_dataset(tmp_path / "day=1", [3, 4])
-    marked = Location(pafs.PyFileSystem(pafs.FSSpecHandler(Marking())), str(tmp_path), False)
-    assert [path for path, _ in list_files(marked)] == [path for path, _ in list_files(locate(tmp_path))]
-
-
 def test_nothing_to_read_is_an_error_that_names_the_url(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="nowhere does not exist"):
         read_manifest(tmp_path / "nowhere")
@@ -210,26 +145,6 @@ def test_footers_longer_than_the_first_read_are_read(tmp_path: Path) -> None:
     table = pa.table({f"column{i}": np.arange(40) for i in range(300)})
     pq.write_table(table, tmp_path / "wide.parquet", row_group_size=2)
     assert [group.rows for group in read_manifest(tmp_path)] == [2] * 20
-
-
-def test_the_manifest_and_filter_counts_are_read_once_where_they_are_pinned(tmp_path: Path) -> None:
-    root = write_dataset(tmp_path, [5, 6])
-    pinned: dict[str, bytes] = {}
-    made: list[str] = []
-
-    def pin(key: str, make: object) -> bytes:
-        if key not in pinned:
-            made.append(key)
-            pinned[key] = make()  # type: ignore[operator]
-        return pinned[key]
-
-    set_pin(pin)
-    try:
-        for _ in range(3):
-            assert ParquetLoader(root, 4, filters=[("id", "<", 8)]).rows_total == 8
-    finally:
-        set_pin(None)
-    assert [key.split("/")[1] for key in made] == ["manifest", "filter"]
 
 
 def test_lists_of_one_length_are_known_from_the_footers(tmp_path: Path) -> None:

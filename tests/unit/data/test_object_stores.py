@@ -14,6 +14,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
 from data_worlds import make_table, write_dataset
+from loaded_rows import ids
 
 from spark_elastic.checkpoint.directory import CheckpointDirectory
 from spark_elastic.data import ParquetLoader, read_manifest
@@ -93,10 +94,6 @@ def without(monkeypatch: pytest.MonkeyPatch, scheme: str, module: str) -> None:
     """Have a driver of fsspec not be installed."""
     monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, scheme, raising=False)
-
-
-def ids(loader: Any) -> list[int]:
-    return [int(row) for batch in loader for row in batch["id"]]
 
 
 def test_row_groups_are_listed_and_every_row_is_read_once(store: Store) -> None:

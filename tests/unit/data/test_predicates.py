@@ -4,7 +4,6 @@ import collections
 import itertools
 import pickle
 import re
-import threading
 import warnings
 from datetime import date, datetime, timezone
 from pathlib import Path
@@ -15,9 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from data_worlds import World, write_dataset
+from loaded_rows import ids
 
 from spark_elastic.data import NGram, ParquetLoader
-from spark_elastic.data.pinning import set_pin
 from spark_elastic.data.predicates import (
     PredicateBase,
     in_intersection,
@@ -27,19 +26,8 @@ from spark_elastic.data.predicates import (
     in_reduce,
     in_set,
 )
-from spark_elastic.data.row_values import row_values
-from spark_elastic.errors import DataError
 
 SPLIT = [0.5, 0.2, 0.25]
-
-
-@pytest.fixture
-def dataset(tmp_path: Path) -> Path:
-    return write_dataset(tmp_path / "data", [30, 1, 0, 57, 12, 100, 3], files=3)
-
-
-def ids(loader: Any) -> list[int]:
-    return [int(row) for batch in loader for row in batch["id"]]
 
 
 class Odd(PredicateBase):
@@ -180,35 +168,6 @@ def test_a_loader_without_rows_of_a_dataset_with_rows_warns(dataset: Path, argum
         ParquetLoader(dataset, 16, filters=[("id", "=", 202)])
 
 
-def test_nulls_strings_and_times_come_as_documented(tmp_path: Path) -> None:
-    columns = {
-        "id": pa.array([0, 1, 2]),
-        "half": pa.array([0.5, None, 2.5]),
-        "count": pa.array([1, None, 3], pa.int32()),
-        "name": pa.array(["a", None, "c"]),
-        "time": pa.array([0, 1, 2], pa.timestamp("us")),
-        "list": pa.array([[1, 2], None, [3, 4]]),
-    }
-    pq.write_table(pa.table(columns), tmp_path / "p.parquet")
-    seen: dict[int, dict[str, Any]] = {}
-
-    class See(PredicateBase):
-        def get_fields(self) -> set[str]:
-            return set(columns)
-
-        def do_include(self, values: Any) -> bool:
-            seen[int(values["id"])] = dict(values)
-            return values["count"] is not None
-
-    assert ids(ParquetLoader(tmp_path, 2, columns=["id"], predicate=See(), shuffle=False)) == [0, 2]
-    assert np.isnan(seen[1]["half"])
-    assert [seen[1][name] for name in ("count", "name", "list")] == [None] * 3
-    assert (seen[0]["half"], seen[0]["count"], seen[0]["name"]) == (0.5, 1, "a")
-    assert seen[2]["time"] == np.datetime64(2000, "ns")
-    assert str(seen[0]["time"]) == "1970-01-01T00:00:00.000000000"
-    assert seen[2]["list"].tolist() == [3, 4]
-
-
 @pytest.mark.parametrize(
     "sizes", [{"global_batch_size": 24}, {"global_batch_size": 24, "shards": 4}, {"batch_size": 8}]
 )
@@ -235,22 +194,6 @@ def test_a_position_belongs_to_the_rows_that_pass_and_not_to_the_code_that_chose
         ParquetLoader(dataset, 16, predicate=in_lambda(["id"], lambda row: row < 103)).load_state_dict(state)
 
 
-def test_rows_are_counted_once_a_job_for_each_predicate(dataset: Path) -> None:
-    pinned: dict[str, bytes] = {}
-    set_pin(lambda key, make: pinned.setdefault(key, b"") or pinned.update({key: make()}) or pinned[key])
-    try:
-        totals = [
-            ParquetLoader(dataset, 16, predicate=in_lambda(["id"], lambda row, less: row < less, less)).rows_total
-            for less in (5, 7, 5)
-        ]
-        cannot_be_pickled = in_lambda(["id"], lambda row, lock: row < 9, threading.Lock())
-        assert ParquetLoader(dataset, 16, predicate=cannot_be_pickled).rows_total == 9
-    finally:
-        set_pin(None)
-    assert totals == [5, 7, 5]
-    assert len([key for key in pinned if key.startswith("data/filter/")]) == 2
-
-
 @pytest.mark.parametrize("kind", [in_set, in_intersection])
 def test_equal_sets_have_one_name_in_all_processes_whatever_order_they_have_there(kind: Any) -> None:
     one, other = {0, 8}, {8, 0}
@@ -260,20 +203,6 @@ def test_equal_sets_have_one_name_in_all_processes_whatever_order_they_have_ther
     values: Any = {in_set: 8, in_intersection: np.array([8, 9])}
     assert pickle.loads(pickled).do_include({"id": values[kind]})
     assert not pickle.loads(pickled).do_include({"id": values[kind] + 2})
-
-
-def test_a_predicate_that_changes_its_mind_is_an_error(dataset: Path) -> None:
-    calls = itertools.count()
-    loader = ParquetLoader(dataset, 16, predicate=in_lambda(["id"], lambda row: next(calls) % 3 == 0))
-    with pytest.raises(DataError, match="the predicate passes other rows now than when they were counted"):
-        list(loader)
-
-
-def test_an_error_of_a_predicate_names_the_row_group(dataset: Path) -> None:
-    with pytest.raises(DataError, match=r"part-0.parquet, row group 0: predicate raised ZeroDivisionError"):
-        ParquetLoader(dataset, 16, predicate=in_lambda(["x"], lambda x: 1 // 0))
-    with pytest.raises(DataError, match="in_intersection needs lists in 'id', not"):
-        ParquetLoader(dataset, 16, predicate=in_intersection([1], "id"))
 
 
 @pytest.mark.parametrize(
@@ -317,11 +246,3 @@ def test_wrong_arguments_are_named(make: Any, message: str) -> None:
 def test_a_predicate_that_does_not_fit_is_refused(dataset: Path, predicate: Any, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         ParquetLoader(dataset, 16, predicate=predicate)
-
-
-def test_a_predicate_is_given_tensors_in_their_logical_order_and_none_for_a_null() -> None:
-    kind = pa.fixed_shape_tensor(pa.int64(), [2, 2], permutation=[1, 0])
-    stored = pa.array([[1, 2, 3, 4], None, [5, 6, 7, 8]], pa.list_(pa.int64(), 4))
-    table = pa.table({"x": pa.ExtensionArray.from_storage(kind, stored)})
-    first, null, last = (row["x"] for row in row_values(table))
-    assert (first.tolist(), null, last.tolist()) == ([[1, 3], [2, 4]], None, [[5, 7], [6, 8]])

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 from data_worlds import BRIEF
+from drawn_orders import plans, sizes, specs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -17,7 +18,6 @@ from spark_elastic.data.order import OrderSpec
 from spark_elastic.data.plan import BatchPlan, draw
 from spark_elastic.data.tracker import Report, RowGroupTracker
 from spark_elastic.errors import DataError
-from tests.unit.data.test_order import plans, sizes, specs
 
 
 class ElasticEpochs(RuleBasedStateMachine):

@@ -277,27 +277,6 @@ def test_columns_of_the_schema_can_be_chosen(foreign: Any, tmp_path: Path) -> No
         ParquetLoader(root, 5, columns=["b"])
 
 
-def test_asking_for_the_petastorm_engine_without_it_says_what_to_install(tmp_path: Path, monkeypatch: Any) -> None:
-    import importlib.metadata
-
-    version = importlib.metadata.version
-    pq.write_table(pa.table({"a": [1]}), tmp_path / "a.parquet")
-
-    def gone(name: str) -> str:
-        if name == "petastorm":
-            raise importlib.metadata.PackageNotFoundError(name)
-        return version(name)
-
-    monkeypatch.setattr(importlib.metadata, "version", gone)
-    for name in ("petastorm_engine", "petastorm_workers"):  # what an import has found out is kept
-        monkeypatch.delitem(sys.modules, f"spark_elastic.data.{name}", raising=False)
-    with pytest.raises(ImportError, match=r"needs petastorm 0\.12\.1: pip install 'spark-elastic\[petastorm\]'"):
-        ParquetLoader(tmp_path, 1, engine="petastorm")
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.13.1" if name == "petastorm" else version(name))
-    with pytest.raises(ImportError, match=r"refuses petastorm 0\.13\.1: .* silently loses rows"):
-        ParquetLoader(tmp_path, 1, engine="petastorm")
-
-
 def test_importing_the_package_imports_neither_petastorm_nor_pyspark() -> None:
     code = (
         "import sys, spark_elastic.data as d; d.ParquetLoader, d.ElasticDataLoader, d.read_manifest;"

@@ -1,0 +1,119 @@
+"""Filters: which row groups are read, which rows pass, and what does not fit."""
+
+from __future__ import annotations
+
+import collections
+import datetime
+import itertools
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from data_worlds import World
+from loaded_rows import batch_of, ids, table_of
+
+from spark_elastic.data import ParquetLoader
+from spark_elastic.data.filters import RowFilter
+from spark_elastic.data.pinning import set_pin
+from spark_elastic.data.predicates import in_intersection, in_lambda
+from spark_elastic.errors import DataError
+
+pytestmark = pytest.mark.usefixtures("no_thread_stays_behind")
+
+
+def test_filters_are_counted_before_the_first_step(dataset: Path) -> None:
+    loader = ParquetLoader(dataset, 16, filters=[("id", ">=", 100), ("id", "!=", 150)], with_row_ids=True)
+    assert loader.rows_total == 102
+    found = []
+    starts = np.cumsum([0, *[group.rows for group in loader.manifest]])
+    for batch in loader:
+        found += batch["id"].tolist()
+        assert (starts[batch["_row_group"]] + batch["_row"].numpy()).tolist() == batch["id"].tolist()
+    assert sorted(found) == [row for row in range(100, 203) if row != 150]
+    assert sorted(
+        ids(ParquetLoader(dataset, 16, filters=pc.field("id") % 2 == 0 if False else pc.field("id") < 7))
+    ) == list(range(7))
+
+
+def test_filters_exclude_row_groups_by_their_statistics(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from spark_elastic.data.source import Source
+
+    read = []
+    batches = Source.batches
+    monkeypatch.setattr(Source, "batches", lambda self, group, *rest: read.append(group) or batches(self, group, *rest))
+    loader = ParquetLoader(dataset, 16, filters=[("id", ">", 190)], columns=["x"])
+    assert len(read) == 2
+    assert sum(len(batch["x"]) for batch in loader) == 12
+    assert len(set(read)) == 2
+
+
+def test_a_filter_that_does_not_fit_is_refused(dataset: Path) -> None:
+    with pytest.raises(ValueError, match="does not fit the dataset's columns"):
+        ParquetLoader(dataset, 16, filters=[("nope", "=", 1)])
+    with pytest.raises(ValueError, match="filters="):
+        ParquetLoader(dataset, 16, filters=[("id", "?", 1)])
+
+
+def test_times_without_a_zone_do_not_filter_those_with_one(tmp_path: Path) -> None:
+    times = pa.array([datetime.datetime(2024, 1, 1)], pa.timestamp("us", "UTC"))
+    with pytest.raises(ValueError, match="does not fit the dataset's columns: Cannot compare timestamp with timezone"):
+        batch_of(tmp_path, table_of(("v", [1]), ("t", times)), filters=[("t", ">", datetime.datetime(2023, 1, 1))])
+
+
+def test_filters_differ_by_any_of_their_values_and_not_by_the_order_of_a_set(dataset: Path) -> None:
+    def named(values: Any) -> tuple[object, str | None]:
+        loader = ParquetLoader(dataset, 16, filters=[("id", "in", values)])
+        return loader.identity["filters"], RowFilter(loader.manifest, [("id", "in", values)]).key
+
+    assert named(list(range(100))) == named(list(range(100)))
+    (text, key), (other_text, other_key) = named(list(range(100))), named([*range(50), 150, *range(51, 100)])
+    assert text != other_text
+    assert key != other_key
+    one, other = {8, 0}, {0, 8}
+    assert list(one) != list(other)
+    assert named(one) == named(other)
+
+
+def test_filtered_rows_count_once_through_a_reset(dataset: Path) -> None:
+    world = World(lambda: ParquetLoader(dataset, 8, filters=[[("id", "<", 40)], [("id", ">", 99)]]), 3)
+    world.step()
+    world.commit()
+    world.step()
+    world.form(2, keep=1)
+    while world.step():
+        world.commit()
+    assert world.counted == collections.Counter({(0, row): 1 for row in [*range(40), *range(100, 203)]})
+
+
+def test_rows_are_counted_once_a_job_for_each_predicate(dataset: Path) -> None:
+    pinned: dict[str, bytes] = {}
+    set_pin(lambda key, make: pinned.setdefault(key, b"") or pinned.update({key: make()}) or pinned[key])
+    try:
+        totals = [
+            ParquetLoader(dataset, 16, predicate=in_lambda(["id"], lambda row, less: row < less, less)).rows_total
+            for less in (5, 7, 5)
+        ]
+        cannot_be_pickled = in_lambda(["id"], lambda row, lock: row < 9, threading.Lock())
+        assert ParquetLoader(dataset, 16, predicate=cannot_be_pickled).rows_total == 9
+    finally:
+        set_pin(None)
+    assert totals == [5, 7, 5]
+    assert len([key for key in pinned if key.startswith("data/filter/")]) == 2
+
+
+def test_a_predicate_that_changes_its_mind_is_an_error(dataset: Path) -> None:
+    calls = itertools.count()
+    loader = ParquetLoader(dataset, 16, predicate=in_lambda(["id"], lambda row: next(calls) % 3 == 0))
+    with pytest.raises(DataError, match="the predicate passes other rows now than when they were counted"):
+        list(loader)
+
+
+def test_an_error_of_a_predicate_names_the_row_group(dataset: Path) -> None:
+    with pytest.raises(DataError, match=r"part-0.parquet, row group 0: predicate raised ZeroDivisionError"):
+        ParquetLoader(dataset, 16, predicate=in_lambda(["x"], lambda x: 1 // 0))
+    with pytest.raises(DataError, match="in_intersection needs lists in 'id', not"):
+        ParquetLoader(dataset, 16, predicate=in_intersection([1], "id"))

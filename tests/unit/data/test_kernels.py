@@ -1,0 +1,92 @@
+"""Kernels on which the bits of shards depend: which are here, and which made a saved position."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from spark_elastic.data import ElasticDataLoader, kernels
+from spark_elastic.data.kernels import difference, kernels_here
+from spark_elastic.errors import DataError
+from spark_elastic.protocol.ticket import THREADS_VARIABLE
+
+
+def sharded(**arguments: Any) -> ElasticDataLoader:
+    return ElasticDataLoader(list(range(8)), global_batch_size=8, shards=2, **arguments)
+
+
+@pytest.fixture
+def saved_with_other_threads() -> Iterator[dict[str, Any]]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(kernels._BY_ITSELF + 1)  # which somebody has chosen, so it stays
+    yield sharded().state_dict()
+    torch.set_num_threads(threads)
+
+
+def test_a_state_that_other_kernels_have_made_is_refused_with_both_named(
+    saved_with_other_threads: dict[str, Any],
+) -> None:
+    torch.set_num_threads(1)
+    with pytest.raises(DataError, match=r"threads was \d and is 1 here. Make them equal, or .*shards_strict=False"):
+        sharded().load_state_dict(saved_with_other_threads)
+
+
+def test_kernels_that_differ_are_warned_of_once_where_that_is_allowed(saved_with_other_threads: dict[str, Any]) -> None:
+    torch.set_num_threads(1)
+    loader = sharded(shards_strict=False)
+    with pytest.warns(UserWarning, match="bits may differ from now on: threads was"):
+        loader.load_state_dict(saved_with_other_threads)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loader.load_state_dict(saved_with_other_threads)
+
+
+@pytest.fixture
+def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A process for which torch takes two threads by itself."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    monkeypatch.setattr(kernels, "_BY_ITSELF", 2)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_a_process_with_shards_computes_with_one_thread_however_many_cores_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ElasticDataLoader(list(range(8)), global_batch_size=8)
+    assert torch.get_num_threads() == 2
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    monkeypatch.setenv(THREADS_VARIABLE, "2")  # it follows from the number of slots
+    sharded()
+    assert torch.get_num_threads() == 1
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_a_number_of_threads_that_somebody_has_chosen_stays_with_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_num_threads(3)
+    sharded()
+    assert torch.get_num_threads() == 3
+    torch.set_num_threads(2)
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    sharded()
+    assert torch.get_num_threads() == 2
+
+
+def test_kernels_do_not_matter_without_shards() -> None:
+    loader = ElasticDataLoader(list(range(8)), global_batch_size=8)
+    assert "kernels" not in loader.state_dict()
+    loader.load_state_dict(loader.state_dict())
+
+
+def test_all_that_differs_is_named() -> None:
+    assert difference({"torch": "2.6", "device": "cpu"}, {"torch": "2.6", "device": "H100", "variables": "A=1"}) == (
+        "device was cpu and is H100 here; variables was none and is A=1 here"
+    )
+    assert difference(kernels_here(), kernels_here()) is None

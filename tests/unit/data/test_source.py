@@ -1,0 +1,98 @@
+"""Files that change after a dataset was listed, or while it is read, are named."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from data_worlds import make_table, write_dataset
+
+from spark_elastic.data import ParquetLoader, read_manifest
+from spark_elastic.data.filesystem import locate
+from spark_elastic.data.source import Source
+from spark_elastic.errors import DataError
+
+pytestmark = pytest.mark.usefixtures("no_thread_stays_behind")
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def other_data(path: Path) -> None:
+    table = pq.read_table(path)
+    pq.write_table(make_table(np.arange(len(table)) + 5000), path, row_group_size=100)
+
+
+def other_schema(path: Path) -> None:
+    table = pq.read_table(path)
+    pq.write_table(table.rename_columns(["id", "y"]), path, row_group_size=100)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (Path.unlink, "the file is gone"),
+        (truncate, "cannot be read"),
+        (other_data, "has changed since the dataset was listed"),
+        (other_schema, "has changed since the dataset was listed"),
+        (lambda path: path.write_bytes(b""), "cannot be read"),
+    ],
+)
+@pytest.mark.parametrize("after", [0, 2])
+def test_a_damaged_file_is_named_at_the_batch_that_needs_it(
+    tmp_path: Path, damage: Any, message: str, after: int
+) -> None:
+    root = write_dataset(tmp_path / "data", [500] * 40, files=40)
+    loader = ParquetLoader(root, 16, prefetch=1, shuffle_rows=512)
+    iterator = iter(loader)
+    for _ in range(after):
+        next(iterator)
+    order = loader.tracker.order
+    group = int(order.groups[-1])
+    path = root / loader.manifest[group].path
+    damage(path)
+    with pytest.raises(DataError, match=path.name) as failure:
+        for _ in iterator:
+            pass
+    assert message in str(failure.value)
+    loader.close()
+
+
+def test_a_file_with_the_same_rows_in_another_order_is_another_file(tmp_path: Path) -> None:
+    """Its length and its footer, which has the least and the largest value, are the same."""
+    values = np.random.default_rng(0).random(1000)
+    pq.write_table(pa.table({"x": values}), tmp_path / "p.parquet")
+    before = ParquetLoader(tmp_path, 16)
+    state, listed = before.state_dict(), before.manifest
+    pq.write_table(pa.table({"x": np.random.default_rng(1).permutation(values)}), tmp_path / "p.parquet")
+    after = ParquetLoader(tmp_path, 16)
+    assert after.manifest.fingerprint == listed.fingerprint
+    with pytest.raises(DataError, match="the dataset has changed since the state was saved: content was"):
+        after.load_state_dict(state)
+    with pytest.raises(DataError, match=r"p\.parquet has changed since the dataset was listed"):
+        next(iter(before))
+    del state["content"]  # as an earlier release saved it
+    after.load_state_dict(state)
+
+
+def test_a_file_that_is_rewritten_in_place_while_it_is_read_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+
+    def write(first: int) -> None:
+        table = pa.table({"id": np.arange(first, first + 100)})
+        pq.write_table(table, path, compression="none", use_dictionary=False, write_statistics=False)
+
+    write(0)
+    os.utime(path, (0, 0))
+    with Source(read_manifest(path), [locate(path)]) as source:
+        batches = source.batches(0, ["id"], 10)
+        next(batches)
+        write(1000)
+        with pytest.raises(DataError, match=r"a\.parquet has been written to since it was opened"):
+            list(batches)
