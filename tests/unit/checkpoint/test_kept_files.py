@@ -77,9 +77,8 @@ def test_a_kept_checkpoint_is_read_without_running_code(folder: str) -> None:
 
 @pytest.mark.parametrize("folder", FORMATS)
 def test_a_job_goes_on_from_a_kept_checkpoint(folder: str, tmp_path: Path) -> None:
+    from checkpointed_runs import commit, new_run
     from worker_stage import on_stage
-
-    from tests.unit.checkpoint.test_states import commit, new_run
 
     shutil.copytree(kept(folder), tmp_path / "saved")
     with on_stage() as stage:

@@ -6,7 +6,6 @@ import importlib
 import json
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +14,19 @@ import numpy
 import pytest
 import torch
 from checkpoint_stage import DAMAGES
+from checkpointed_runs import commit, new_run
 from hypothesis import given, settings
+from tampered_checkpoint import Trap
 from trained_state import equal, step, trained, values
-from worker_stage import Stage, on_stage
+from worker_stage import Stage
 
 import spark_elastic
-from spark_elastic import DistributedDataParallel, load_checkpoint, load_model
+from spark_elastic import DistributedDataParallel, load_checkpoint
 from spark_elastic.checkpoint import writer
 from spark_elastic.checkpoint.best import Metric
 from spark_elastic.checkpoint.content import OpaqueObject, decode, encode
 from spark_elastic.checkpoint.directory import CheckpointDirectory
 from spark_elastic.checkpoint.naming import CheckpointName
-from spark_elastic.checkpoint.skeleton import StateDict
 from spark_elastic.checkpoint.writer import CheckpointWriter
 from spark_elastic.driver.driver_place import CheckpointWish
 from spark_elastic.errors import CheckpointError, DamagedError
@@ -36,35 +36,6 @@ from spark_elastic.worker.state.base import State
 from spark_elastic.worker.state.objects import ObjectState
 from spark_elastic.worker.state.torch_state import TorchState
 from tests.unit.worker.state.test_snapshot import same, taken, trees
-
-
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    return str(tmp_path / "saved")
-
-
-@pytest.fixture
-def stage() -> Iterator[Stage]:
-    with on_stage() as stage:
-        yield stage
-        if stage.checkpoints is not None:
-            stage.checkpoints._pool.shutdown()
-
-
-def new_run(stage: Stage, url: str, state: Any, *, storage_options: Any = None, **others: Any) -> Any:
-    """A run of its own, with the next attempt, whose every commit is written."""
-    if stage.checkpoints is not None:
-        stage.checkpoints._pool.shutdown()
-    stage.control.commit, stage.control.generation = None, 0
-    plan = CheckpointWish(url, 0.0, storage_options).claim()
-    stage.checkpoints = CheckpointWriter(plan, stage.control.report, int)
-    stage.begin(state, **others)
-    return state
-
-
-def commit(stage: Stage, state: Any) -> None:
-    state.commit()
-    stage.checkpoints.wait(lambda: False)
 
 
 class Counting:
@@ -367,55 +338,6 @@ def test_what_is_plain_is_loaded_as_it_was(tmp_path_factory: pytest.TempPathFact
     assert same(saved.objects, {"tree": tree})
 
 
-def test_load_checkpoint_returns_state_dicts_by_name(stage: Stage, url: str) -> None:
-    state = new_run(stage, url, trained())
-    commit(stage, state)
-    loaded = load_checkpoint(url)
-    assert set(loaded) == {"model", "optimizer", "epoch"}
-    assert same(dict(loaded["model"]), dict(state.model.state_dict()))
-    again = trained(steps=0)
-    again.model.load_state_dict(loaded["model"])
-    again.optimizer.load_state_dict(loaded["optimizer"])
-    assert equal(values(again), values(state))
-
-
-def test_load_model_puts_the_weights_into_a_plain_module(stage: Stage, url: str) -> None:
-    state = new_run(stage, url, trained())
-    commit(stage, state)
-    plain = trained(steps=0).model
-    assert not same(dict(plain.state_dict()), dict(state.model.state_dict()))
-    assert load_model(url, plain) is plain
-    assert same(dict(plain.state_dict()), dict(state.model.state_dict()))
-    wrapped = DistributedDataParallel(trained(steps=0).model)
-    assert load_model(url, wrapped) is wrapped
-    assert same(dict(wrapped.module.state_dict()), dict(state.model.state_dict()))
-    other = trained(steps=0).model
-    load_model(url, torch.compile(other))
-    assert same(dict(other.state_dict()), dict(state.model.state_dict()))
-
-
-def test_load_model_names_what_does_not_fit(stage: Stage, url: str) -> None:
-    commit(stage, new_run(stage, url, trained()))
-    with pytest.raises(CheckpointError, match=r"has no model named 'optimizer', only 'model'$"):
-        load_model(url, torch.nn.Linear(1, 1), "optimizer")
-    with pytest.raises(TypeError, match=r"module must be a torch\.nn\.Module, not 5"):
-        load_model(url, 5)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"url must be the folder that run\(checkpoint=\) was given, not 5"):
-        load_model(5, torch.nn.Linear(1, 1))  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"module must be a torch\.nn\.Module, not <class"):
-        load_model(url, torch.nn.Linear)  # type: ignore[type-var]
-    with pytest.raises(ValueError, match="module is on the meta device"):
-        load_model(url, torch.nn.Linear(1, 1, device="meta"))
-    with pytest.raises(CheckpointError, match=r"(?s)the model 'model' of .* does not fit the module: .*size mismatch"):
-        load_model(url, torch.nn.Linear(1, 1))
-
-
-def test_load_model_of_a_state_without_a_model_says_so(stage: Stage, url: str) -> None:
-    commit(stage, new_run(stage, url, ObjectState(epoch=3)))
-    with pytest.raises(CheckpointError, match=r"has no model named 'model', none$"):
-        load_model(url, torch.nn.Linear(1, 1))
-
-
 def test_a_metric_is_about_the_last_commit_unless_an_optimizer_has_stepped_since(stage: Stage, url: str) -> None:
     state = best_run(stage, url, trained())
     DistributedDataParallel(state.model)
@@ -579,27 +501,6 @@ def test_storage_options_reach_all_who_open_the_directory(stage: Stage, tmp_path
     assert load_checkpoint(url, storage_options=options) == {"epoch": 3}
 
 
-def test_load_checkpoint_of_an_empty_directory_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="holds no complete checkpoint"):
-        load_checkpoint(tmp_path)
-    (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match="file is a file, and checkpoints are in a folder"):
-        load_checkpoint(tmp_path / "file")
-
-
-class Trap:
-    """Creates a file when it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __deepcopy__(self, memo: object) -> Trap:
-        return self
-
-    def __reduce__(self) -> Any:
-        return Path.touch, (self.path,)
-
-
 def test_load_checkpoint_puts_a_placeholder_where_an_object_would_need_code(
     stage: Stage, url: str, tmp_path: Path
 ) -> None:
@@ -607,75 +508,13 @@ def test_load_checkpoint_puts_a_placeholder_where_an_object_would_need_code(
     commit(stage, new_run(stage, url, ObjectState(weight=torch.ones(2), nested=[1, {"trap": Trap(sprung)}])))
     loaded = load_checkpoint(url)
     assert same(loaded["weight"], torch.ones(2))
-    assert loaded["nested"] == [1, {"trap": OpaqueObject(f"{__name__}.Trap", 0)}]
+    assert loaded["nested"] == [1, {"trap": OpaqueObject(f"{Trap.__module__}.Trap", 0)}]
     assert not sprung.exists()
     new_run(stage, url, ObjectState(weight=None, nested=None))
     assert sprung.exists()  # a job trusts its own directory
 
 
-def test_load_checkpoint_runs_no_code_out_of_a_forged_skeleton(tmp_path: Path) -> None:
-    """Of the first format, whose tree was a torch pickle."""
-    directory, name, sprung = CheckpointDirectory(str(tmp_path / "saved")), CheckpointName(1, 1, 1), tmp_path / "sprung"
-    torch.save((Trap(sprung), ()), tmp_path / "forged")
-    directory.write(name, {"skeleton.pt": [(tmp_path / "forged").read_bytes()], "tensors.bin": [b""]})
-    manifest = Path(directory.url, str(name), "manifest.json")
-    manifest.write_bytes(manifest.read_bytes().replace(b'"version":2', b'"version":1'))
-    with pytest.raises(DamagedError, match="UnpicklingError"):
-        load_checkpoint(directory.url)
-    assert not sprung.exists()
-
-
-# ---------------------------------------------------------------- names of weights
-
-
-class Holder(torch.nn.Module):
-    """A user's module whose only part is named as ours is."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.module = torch.nn.Linear(2, 1)
-
-
-def small() -> torch.nn.Module:
-    return torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
-
-
-@pytest.mark.parametrize(
-    ("saved", "plain"),
-    [
-        (small, small),
-        (lambda: DistributedDataParallel(small()), small),
-        (lambda: torch.compile(small()), small),
-        (lambda: torch.compile(DistributedDataParallel(small())), small),
-        (lambda: DistributedDataParallel(torch.compile(small())), small),
-        (Holder, Holder),
-        (lambda: DistributedDataParallel(Holder()), Holder),
-        (
-            lambda: torch.nn.ModuleDict({"a": DistributedDataParallel(small()), "b": Holder()}),
-            lambda: torch.nn.ModuleDict({"a": small(), "b": Holder()}),
-        ),
-        (lambda: torch.optim.swa_utils.AveragedModel(Holder()), lambda: torch.optim.swa_utils.AveragedModel(Holder())),
-    ],
-    ids=[
-        "plain",
-        "wrapped",
-        "compiled",
-        "compiled wrapper",
-        "wrapped compiled",
-        "own",
-        "own wrapped",
-        "parts",
-        "average",
-    ],
-)
-def test_weights_are_loaded_by_the_names_of_the_plain_module(tmp_path: Path, saved: Any, plain: Any) -> None:
-    model, directory, target = saved(), CheckpointDirectory(str(tmp_path)), plain()
-    content = {"one": StateDict(model.state_dict()), "many": [{"x": StateDict(model.state_dict())}]}
-    directory.write(CheckpointName(1, 1, 1), encode(taken({"steps": 1, "size": 1, "objects": content})))
-    loaded = load_checkpoint(tmp_path)
-    target.load_state_dict(loaded["one"])
-    target.load_state_dict(loaded["many"][0]["x"])
-    assert all(map(torch.equal, target.state_dict().values(), model.state_dict().values()))
+# ---------------------------------------------------------------- how many, and which
 
 
 def test_a_run_keeps_as_many_checkpoints_as_it_was_told_to(url: str) -> None:

@@ -7,80 +7,19 @@ import json
 import os
 import pickle
 import shutil
-import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import pytest
-import torch
+from tampered_checkpoint import GIB, NEWER, OLDER, Saved
 
 from spark_elastic import DamagedError, load_checkpoint
-from spark_elastic.checkpoint.content import decode, encode
+from spark_elastic.checkpoint.content import decode
 from spark_elastic.checkpoint.directory import CheckpointDirectory
-from spark_elastic.checkpoint.naming import CheckpointName
 from spark_elastic.errors import CheckpointError
-from spark_elastic.worker.state.snapshot import Snapshot
 from tests.unit.checkpoint.test_kept_files import FORMATS, kept
-
-OLDER, NEWER = CheckpointName(1, 1, 1), CheckpointName(1, 1, 2)
-GIB = 2**30
-
-
-class Saved:
-    """A checkpoint that can be tampered with, and an older one that is good."""
-
-    def __init__(self, folder: Path) -> None:
-        self.directory = CheckpointDirectory(str(folder))
-        self.newer = folder / str(NEWER)
-        for name, epoch in ((OLDER, 1), (NEWER, 2)):
-            snapshot = Snapshot()
-            weights = {"w": torch.arange(6.0).view(2, 3), "b": torch.ones(3, dtype=torch.complex128)}
-            objects = {"epoch": epoch, "weights": weights, "odd": {(1, 2): {"x"}, "c": complex(1, 2)}, "own": NEWER}
-            snapshot.take({"steps": epoch, "size": 1, "objects": objects}, None)
-            self.directory.write(name, encode(snapshot))
-
-    def replace(self, file: str, content: bytes) -> None:
-        """Forge a file, with a manifest that says so."""
-        (self.newer / file).write_bytes(content)
-        self.change_manifest(file, bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
-
-    def change_manifest(self, file: str, **entry: Any) -> None:
-        manifest = json.loads((self.newer / "manifest.json").read_bytes())
-        manifest["files"].setdefault(file, {}).update(entry)
-        (self.newer / "manifest.json").write_text(json.dumps(manifest))
-
-    def change_tree(self, **entries: Any) -> None:
-        tree = json.loads((self.newer / "tree.json").read_bytes())
-        self.replace("tree.json", json.dumps({**tree, **entries}).encode())
-
-    def change_header(self, change: Callable[[dict[str, Any]], Any]) -> None:
-        header, data = self.header()
-        self.replace_header(json.dumps(change(header) or header).encode(), data)
-
-    def header(self) -> tuple[dict[str, Any], bytes]:
-        content = (self.newer / "tensors.safetensors").read_bytes()
-        end = 8 + int.from_bytes(content[:8], "little")
-        return json.loads(content[8:end]), content[end:]
-
-    def replace_header(self, text: bytes, data: bytes) -> None:
-        self.replace("tensors.safetensors", len(text).to_bytes(8, "little") + text + data)
-
-    def assert_damaged(self) -> None:
-        with pytest.raises(DamagedError):
-            decode(self.directory, NEWER, unpickle=True)
-        with pytest.raises(DamagedError):
-            decode(self.directory, NEWER, unpickle=False)
-        assert load_checkpoint(self.directory.url)["epoch"] == 1
-
-
-@pytest.fixture
-def saved(tmp_path: Path) -> Saved:
-    return Saved(tmp_path / "saved")
-
 
 # ---------------------------------------------------------------- every file, at many places
 
@@ -262,58 +201,6 @@ def test_every_name_that_a_tree_knows_is_a_tensor_of_its_own_or_there(saved: Sav
     saved.assert_damaged()
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda w: w.update(data_offsets=[-24, 0]), lambda w: w.update(data_offsets=[0, 24]),
-        lambda w: w.update(data_offsets=[48]),
-        lambda w: w.update(data_offsets=[48, 2**62]), lambda w: w.update(data_offsets=["48", "72"]),
-        lambda w: w.update(shape=[7]),
-        lambda w: w.update(data_offsets=None), lambda w: w.update(shape=None), lambda w: w.update(shape=[-2, -3]),
-        lambda w: w.update(shape=[2**40, 2**40]), lambda w: w.update(shape=[2**70, 0], data_offsets=[48, 48]),
-        lambda w: w.update(shape=[True, 6]), lambda w: w.update(shape=[2.0, 3.0]), lambda w: w.update(shape="23"),
-        lambda w: w.update(dtype="F63"), lambda w: w.update(dtype=None), lambda w: w.update(dtype=["F32"]), lambda w: w.clear(),
-        lambda w: w.update(shape=[2**62, 4, 0], data_offsets=[48, 48]), lambda w: w.update(shape=[1] * 5000),
-    ],
-    ids=range(20),
-)  # fmt: skip
-def test_a_forged_entry_of_a_tensor_is_damage(saved: Saved, change: Callable[[dict[str, Any]], Any]) -> None:
-    assert saved.header()[0]["weights.w"] == {"dtype": "F32", "shape": [2, 3], "data_offsets": [48, 72]}
-    saved.change_header(lambda header: change(header["weights.w"]))
-    saved.assert_damaged()
-
-
-@pytest.mark.parametrize(
-    "dtypes", ['{"weights.b": ["load", [3]]}', '{"weights.b": ["complex128", [4]]}', '{"weights.b": 3}', "[]", "{", "3"]
-)
-def test_a_forged_table_of_dtypes_is_damage(saved: Saved, dtypes: str) -> None:
-    saved.change_header(lambda header: header["__metadata__"].update(dtypes=dtypes))
-    saved.assert_damaged()
-
-
-def test_headers_that_are_none_or_claim_more_than_there_is_are_damage(saved: Saved) -> None:
-    _, data = saved.header()
-    for text in (b"", b"[]", b"null", b"{", b"[" * 100_000, b'{"__metadata__": 3}', b'{"a": {}, "a": {}}', b"\xff"):
-        saved.replace_header(text, data)
-        saved.assert_damaged()
-    for content in (
-        b"",
-        b"\0" * 7,
-        b"\xff" * 8,
-        (6 * GIB).to_bytes(8, "little") + b"{}",
-        (2).to_bytes(8, "little") + b"{",
-    ):
-        saved.replace("tensors.safetensors", content)
-        saved.assert_damaged()
-
-
-def test_tensors_that_overlap_or_leave_holes_are_damage(saved: Saved) -> None:
-    for data in (b"", b"\0" * 71, b"\0" * 73):
-        header, _ = saved.header()
-        saved.replace_header(json.dumps(header).encode(), data)
-        saved.assert_damaged()
-
-
 @pytest.mark.parametrize("content", [b"", b"garbage", b"\x80\x05.", b"(" * 10_000, pickle.dumps(3), b"\x80\x05]q\xff."])
 def test_objects_that_are_no_pickle_are_damage(saved: Saved, content: bytes) -> None:
     saved.replace("objects.pickle", content)
@@ -327,63 +214,3 @@ def test_objects_whose_class_is_not_here_are_an_error_that_names_it_and_no_damag
     with pytest.raises(CheckpointError, match="need code that is not here: No module named 'nowhere_at_all'") as error:
         decode(saved.directory, NEWER, unpickle=True)
     assert not isinstance(error.value, DamagedError)
-
-
-# ---------------------------------------------------------------- the first format
-
-
-def then(name: str, *fields: Any) -> Any:
-    """An instance of a class under its name of then, with the state that a dataclass with slots has."""
-    made = THEN[name]()
-    made.fields = fields
-    return made
-
-
-THEN: dict[str, Any] = {
-    name: type(
-        name,
-        (),
-        {"__module__": "spark_elastic.snapshot", "__qualname__": name, "__getstate__": lambda self: list(self.fields)},
-    )
-    for name in ("Leaf", "StateDict", "TensorSpec")
-}
-
-
-def first(saved: Saved, skeleton: Any, specs: Any, data: bytes = b"") -> None:
-    """Forge a checkpoint of the first format."""
-    for file in ("tree.json", "tensors.safetensors", "objects.pickle"):
-        (saved.newer / file).unlink()
-    with mock.patch.dict(sys.modules, {"spark_elastic.snapshot": SimpleNamespace(**THEN)}):
-        torch.save((skeleton, specs), saved.newer / "skeleton.pt")
-    (saved.newer / "manifest.json").write_text('{"version": 1, "files": {}}')
-    saved.replace("skeleton.pt", (saved.newer / "skeleton.pt").read_bytes())
-    saved.replace("tensors.bin", data)
-
-
-def test_what_is_forged_below_would_be_read_if_it_were_right(saved: Saved) -> None:
-    tree = {"steps": 3, "size": 1, "objects": {"a": then("StateDict", {"w": then("Leaf", 0)})}}
-    first(saved, tree, [then("TensorSpec", torch.uint8, "cpu", (1,))], b"x")
-    assert load_checkpoint(saved.directory.url)["a"]["w"].tolist() == [120]
-
-
-@pytest.mark.parametrize(
-    ("objects", "specs", "data"),
-    [
-        ({"a": then("Leaf", 9)}, [], b""),
-        ({"a": then("Leaf", -1)}, [then("TensorSpec", torch.uint8, "cpu", (1,))], b"x"),
-        ({"a": then("Leaf")}, [], b""),
-        ({"a": 1}, [then("TensorSpec", torch.uint8, "cpu", (6 * GIB,))], b"x"),
-        ({"a": 1}, [then("TensorSpec", torch.uint8, "cpu", (-1, -1))], b"x"),
-        ({"a": 1}, [then("TensorSpec", torch.uint8, "cpu", (2**62, 4, 0))], b""),
-        ({"a": 1}, [then("TensorSpec", "uint8", "cpu", (1,))], b"x"),
-        ({"a": 1}, [then("TensorSpec", torch.uint8)], b"x"),
-        ({"a": 1}, None, b""),
-        ({"a": then("StateDict")}, [], b""),
-        ([], [], b""),
-        ({3: 1}, [], b""),
-    ],
-    ids=range(12),
-)
-def test_a_forged_checkpoint_of_the_first_format_is_damage(saved: Saved, objects: Any, specs: Any, data: bytes) -> None:
-    first(saved, {"steps": 1, "size": 1, "objects": objects}, specs, data)
-    saved.assert_damaged()
