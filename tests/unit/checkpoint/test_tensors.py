@@ -1,13 +1,18 @@
-"""Files of tensors: a header that does not agree with the bytes behind it is damage."""
+"""Files of tensors: what is written comes back, and a header that does not agree with the bytes behind it is damage."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
+import torch
 from tampered_checkpoint import GIB, Saved
+
+from spark_elastic.checkpoint.tensors import file_pieces, load_file, raw
 
 
 @pytest.mark.parametrize(
@@ -60,3 +65,31 @@ def test_tensors_that_overlap_or_leave_holes_are_damage(saved: Saved) -> None:
         header, _ = saved.header()
         saved.replace_header(json.dumps(header).encode(), data)
         saved.assert_damaged()
+
+
+def test_tensors_of_any_dtype_come_back_from_a_file_that_safetensors_reads_too(tmp_path: Path) -> None:
+    tensors = {
+        "odd": torch.tensor([True, False, True]),
+        "half": torch.ones(3, dtype=torch.bfloat16),
+        "narrow": torch.ones(2, 2).to(torch.float8_e5m2),
+        "none": torch.zeros(0, 4, dtype=torch.int16),
+        "number": torch.tensor(2**62),
+        "wide": torch.tensor([1 + 2j, 3 - 4j], dtype=torch.complex128),
+    }
+    path = tmp_path / "tensors.safetensors"
+    path.write_bytes(b"".join(bytes(piece) for piece in file_pieces(tensors)))
+    found = load_file(str(path))
+    assert found.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape)
+        assert torch.equal(raw(found[name]), raw(tensor))
+    theirs = safetensors.torch.load_file(path)
+    assert torch.equal(theirs["half"], tensors["half"])
+    assert theirs["wide"].tolist() == raw(tensors["wide"]).tolist(), "it has no such dtype, and gets the bytes"
+
+
+def test_a_file_that_ends_early_is_no_file_of_tensors(tmp_path: Path) -> None:
+    content = b"".join(bytes(piece) for piece in file_pieces({"a": torch.ones(4)}))
+    (tmp_path / "cut").write_bytes(content[:-1])
+    with pytest.raises(ValueError, match="its tensors have 16 bytes, and the file 15"):
+        load_file(str(tmp_path / "cut"))
