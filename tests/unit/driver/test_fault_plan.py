@@ -6,9 +6,9 @@ import warnings
 
 import pytest
 
-from spark_elastic.driver.fault_plan import Strikes, active_plan
+from spark_elastic.driver.fault_plan import Strikes
 from spark_elastic.protocol.records import Entry, EventsDropped, FaultInjected, Record
-from spark_elastic.testing import hang, inject, kill, take_away
+from spark_elastic.testing import hang, inject, kill
 
 
 def warnings_after(*records: Record) -> list[str]:
@@ -39,20 +39,3 @@ def test_a_fault_that_has_struck_less_often_or_never_is_named() -> None:
 def test_where_events_were_dropped_nobody_knows(struck: tuple[Record, ...]) -> None:
     assert not warnings_after(*struck, EventsDropped(3))
     assert not warnings_after(EventsDropped(3), *struck)
-
-
-def test_a_with_inside_another_one_adds_to_its_faults() -> None:
-    with inject(kill(rank=1, step=3)):
-        with inject(hang(rank=0)):
-            assert [(fault.number, str(fault)) for fault in active_plan()] == [
-                (1, "kill(rank=1, step=3)"),
-                (2, "hang(rank=0)"),
-            ]
-        assert [str(fault) for fault in active_plan()] == ["kill(rank=1, step=3)"]
-    assert active_plan() == ()
-
-
-@pytest.mark.parametrize("grace", [-1, float("nan"), "x", None, True])
-def test_a_grace_that_is_no_number_of_seconds_is_refused(grace: object) -> None:
-    with pytest.raises(ValueError, match=r"^grace must be a number of seconds from 0 on, not "):
-        take_away(grace=grace)  # type: ignore[arg-type]
