@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from pyspark.sql.types import ArrayType, BinaryType, DoubleType, LongType, StringType, StructField, StructType
 
-from spark_elastic.estimator import TorchEstimator
+from spark_elastic.estimator import TorchClassifier, TorchEstimator
 from spark_elastic.estimator.plan import DataPlan
 from spark_elastic.estimator.planning import made_up_batch, plan_data, plan_recipe, plan_split
 
@@ -52,3 +52,8 @@ def recipe(estimator: TorchEstimator) -> Any:
 
 def data_of(estimator: TorchEstimator) -> DataPlan:
     return plan_data(estimator, ("train", None), {}, False)
+
+
+def classifier_model(outputs: int, **params: Any) -> Any:
+    classifier = TorchClassifier(model=torch.nn.Linear(1, outputs), featuresCol="x", labelCol="y", **params)
+    return classifier._untrained(recipe(classifier), {"x": torch.zeros(3, 1), "y": torch.zeros(3)})

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import inspect
 import pickle
-import threading
 from types import SimpleNamespace
 from typing import Any
 
-import cloudpickle
 import pytest
 import torch
 from pyspark.ml.classification import ProbabilisticClassificationModel, ProbabilisticClassifier
 from pyspark.ml.regression import RegressionModel, Regressor
-from unstarted_fits import SCHEMA, make, recipe
+from unstarted_fits import SCHEMA, classifier_model, make
 
 from spark_elastic.estimator import (
     EarlyStopping,
@@ -25,7 +23,6 @@ from spark_elastic.estimator import (
     TorchRegressionModel,
     TorchRegressor,
 )
-from spark_elastic.estimator.persistence import ModelWriter
 from spark_elastic.launchers.session import check_gpus
 from spark_elastic.loggers import TensorBoardLogger
 
@@ -160,37 +157,6 @@ def test_only_a_data_frame_is_fitted() -> None:
         make().fit(3)
 
 
-def classifier_model(outputs: int, **params: Any) -> Any:
-    classifier = TorchClassifier(model=torch.nn.Linear(1, outputs), featuresCol="x", labelCol="y", **params)
-    return classifier._untrained(recipe(classifier), {"x": torch.zeros(3, 1), "y": torch.zeros(3)})
-
-
-@pytest.mark.parametrize("kind", [TorchModel, TorchClassificationModel, TorchRegressionModel])
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        (torch.nn.Linear, r"model= must be an instance of torch.nn.Module, not the class Linear: write Linear\(…\)"),
-        ("net.pt", r"model= must be a torch.nn.Module, not 'net.pt'"),
-    ],
-)
-def test_a_model_takes_a_network_and_no_class_of_networks(kind: Any, given: object, told: str) -> None:
-    with pytest.raises(TypeError, match=told):
-        kind(model=given)
-
-
-def test_a_model_explains_its_size_and_shapes() -> None:
-    network = torch.nn.Sequential(torch.nn.Linear(1, 2), torch.nn.BatchNorm1d(2)).requires_grad_(False)
-    network[0].requires_grad_(True)
-    model = classifier_model(2).describe(model=network, history=[{"loss": 0.5}, {"loss": 0.25}])
-    assert model.explain().splitlines() == [
-        "Sequential: 8 parameters, 4 of them trainable; 56 bytes with its buffers",
-        "inputs: x [rows, 1]; outputs: [rows, 2]",
-        "trained for 2 epochs, loss 0.25",
-    ]
-    assert TorchModel(network, featureCols=["x"]).explain() == model.explain().splitlines()[0]
-    assert TorchModel().explain() == "TorchModel without a network"
-
-
 def test_sparks_own_classes_are_those_of_the_estimators_and_models() -> None:
     classifier = classifier_model(2)
     assert isinstance(TorchClassifier(), ProbabilisticClassifier)
@@ -203,43 +169,11 @@ def test_sparks_own_classes_are_those_of_the_estimators_and_models() -> None:
         _ = classifier.summary
 
 
-def test_the_number_of_classes_may_be_given() -> None:
-    model = classifier_model(2, numClasses=2)
-    model._check({})
-    assert model.numClasses == 2
-    assert classifier_model(1).numClasses == 2
-    with pytest.raises(ValueError, match="numClasses=3, but the model has 2 outputs"):
-        classifier_model(2, numClasses=3)._check({})
-
-
-def test_thresholds_are_one_for_each_class_and_at_most_one_is_0() -> None:
-    for wrong in ([-0.1, 1.0], [0.0, 0.0], [float("nan"), 1.0]):
-        with pytest.raises(ValueError, match="thresholds: must be numbers from 0 on with at most one 0, not"):
-            TorchClassifier(thresholds=wrong)
-    model = classifier_model(2, thresholds=[0.0, 1.0])
-    model._check({})
-    for change in (model.setThresholds, lambda wrong: model.copy({model.thresholds: wrong})):
-        with pytest.raises(ValueError, match=r"one number for each of 2 classes, not \[0.1\]"):
-            change([0.1])
-        with pytest.raises(ValueError, match="at most one 0"):
-            change([0, 0])
-    assert model.getThresholds() == [0.0, 1.0]
-    with pytest.raises(ValueError, match="one number for each of 2 classes"):
-        classifier_model(2, thresholds=[0.1])._check({})
-
-
 def test_an_attribute_in_place_of_a_setter_is_an_error() -> None:
     estimator = make()
     with pytest.raises(AttributeError, match=r"epochs is a Param: write setEpochs\(5\)"):
         estimator.epochs = 5
     assert estimator.setEpochs(5).copy().getEpochs() == 5
-
-
-def test_a_model_is_pickled_without_the_udf_of_its_session() -> None:
-    model = TorchModel(torch.nn.Linear(1, 1))
-    model._udf = ((), threading.Lock())  # as little of it can be pickled as of Spark's
-    assert cloudpickle.loads(cloudpickle.dumps(model))._udf is None
-    assert model._udf is not None
 
 
 def test_explained_params_tell_no_secrets() -> None:
@@ -253,34 +187,3 @@ def test_on_a_cluster_a_store_has_to_be_given() -> None:
     session = SimpleNamespace(conf={"spark.master": "spark://host:7077"})
     with pytest.raises(ValueError, match="needed on spark://host:7077: store="), make()._opened_store(session):
         pass
-
-
-def test_a_model_carries_its_estimators_uid_and_training_params() -> None:
-    estimator = make(learningRate=0.5, optimizer=torch.optim.SGD, useGpu=False, store="/x", epochs=3)
-    model = estimator._untrained(recipe(estimator), {"x": torch.zeros(3), "y": torch.zeros(3)})
-    assert model.uid == estimator.uid
-    assert all(entry.parent == estimator.uid for entry in model.params)
-    assert (model.getLearningRate(), model.getEpochs(), model.getTransformBatchSize()) == (0.5, 3, 1024)
-    assert model.getOptimizer() is torch.optim.SGD
-    assert model.getLabelCols() == ["y"]
-    assert model.getUseGpu() is None
-    assert not model.hasParam("store")
-    assert "learningRate: lr of the optimizer" in model.explainParams()
-    written = ModelWriter(model)._params()
-    assert {"learningRate", "featureCols", "epochs"} <= written[0].keys()
-    assert written[1] == {}
-
-
-def test_a_model_can_be_told_to_score_other_columns() -> None:
-    estimator = make(featureCols=["x", "code"], model=torch.nn.Bilinear(1, 1, 1))
-    batch = {name: torch.zeros(3) for name in ("x", "code", "y")}
-    model = estimator._untrained(recipe(estimator), batch)
-    other = model.copy({model.featureCols: ["n", "z"]})
-    assert other.layout.features == ["n", "z"]
-    assert other.shapes == {"n": (), "z": ()}
-    assert model.layout.features == ["x", "code"]
-    with pytest.raises(ValueError, match=r"takes 2 columns, \['x', 'code'\], and cannot take \['x'\]"):
-        model.setFeatureCols("x")
-    classifier = classifier_model(2)
-    classifier.setFeaturesCol("other")
-    assert classifier.layout.features == ["other"]
