@@ -10,6 +10,8 @@ import fsspec
 
 from spark_elastic.checkpoint.directory import CheckpointDirectory
 
+SECRET_URL = "memory://AK:S3/CRET@bucket/x?secret_key=S3CRET"
+
 
 def memory_url() -> str:
     """The URL of an empty object store: it knows no directories, and lists what was written."""

@@ -31,7 +31,6 @@ from spark_elastic.checkpoint.writer import CheckpointWriter
 from spark_elastic.driver.driver_place import CheckpointWish
 from spark_elastic.errors import CheckpointError, DamagedError
 from spark_elastic.protocol.reports import CheckpointWritten
-from spark_elastic.protocol.ticket import CheckpointPlan
 from spark_elastic.worker.state.base import State
 from spark_elastic.worker.state.objects import ObjectState
 from spark_elastic.worker.state.torch_state import TorchState
@@ -515,10 +514,6 @@ def test_load_checkpoint_puts_a_placeholder_where_an_object_would_need_code(
 
 
 # ---------------------------------------------------------------- how many, and which
-
-
-def test_a_run_keeps_as_many_checkpoints_as_it_was_told_to(url: str) -> None:
-    assert CheckpointWish(url, 0.0, keep=3).claim() == CheckpointPlan(url, 1, 0.0, keep=3)
 
 
 @pytest.mark.parametrize("keep", [0, 1.5, True])
