@@ -13,7 +13,6 @@ from torch import nn
 from spark_elastic.data.deliveries import deliveries
 from spark_elastic.worker import boundaries
 from spark_elastic.worker.boundaries import mark_outputs, tensors_of
-from spark_elastic.worker.checks.kept_losses import warn_of_kept_losses
 
 
 class Forward:
@@ -72,35 +71,3 @@ def test_results_that_can_be_marked_or_have_no_gradients_are_not_warned_of(loade
     assert marked[0] is not likely
     assert marked[0].loc.grad_fn is not likely.loc.grad_fn
     assert likely.loc in set(tensors_of([likely]))
-
-
-class Keeper(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.kept = nn.Linear(2, 2), None
-        self.count = torch.zeros(())
-
-    def forward(self, x: torch.Tensor, how: Any) -> torch.Tensor:
-        x = self.layer(x)
-        self.kept = how(x)
-        return x
-
-
-@pytest.mark.parametrize(
-    ("how", "is_told"),
-    [
-        (lambda x: x.square().mean(), True),
-        (lambda x: [x.square().mean()], True),
-        (lambda x: x.square().mean().detach(), False),
-        (lambda x: x, False),
-    ],
-    ids=["a loss", "a list of losses", "detached", "features"],
-)
-def test_a_loss_that_a_part_keeps_is_warned_of_once(how: Any, is_told: bool) -> None:
-    model = nn.Sequential(keeper := Keeper())
-    keeper(torch.ones(1, 2), how)
-    for expected in (is_told, False):
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
-            warn_of_kept_losses(model)
-        assert ["Keeper.kept is kept beside the outputs" in str(each.message) for each in told] == [True] * expected

@@ -8,17 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from averaged_steps import wrapped
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
 from spark_elastic.data.deliveries import weight_of_rank
 from spark_elastic.worker.ddp import DistributedDataParallel
-
-
-def wrapped() -> DistributedDataParallel:
-    torch.manual_seed(0)
-    return DistributedDataParallel(torch.nn.Linear(3, 2))
 
 
 def test_it_calls_the_module_as_it_is_outside_a_job() -> None:
@@ -127,14 +122,3 @@ def test_copies_and_pickles_hold_the_module_only() -> None:
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert other._world is None
         assert torch.equal(other(torch.ones(1, 3)), model(torch.ones(1, 3)))
-
-
-def test_a_hook_that_is_no_function_is_refused() -> None:
-    with pytest.raises(TypeError, match="callable, not 3"):
-        wrapped().register_comm_hook(None, 3)  # type: ignore[arg-type]
-
-
-def test_a_torch_hook_state_that_holds_a_process_group_is_refused_with_the_line_to_write() -> None:
-    state = PowerSGDState(process_group=object())
-    with pytest.raises(ValueError, match=r"register_comm_hook\(lambda: PowerSGDState"):
-        wrapped().register_comm_hook(state, powerSGD_hook)

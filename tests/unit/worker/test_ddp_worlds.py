@@ -1,104 +1,23 @@
-"""Wrapped models from one real world to the next, with a newcomer: comm hooks, compiled models, layers that begin to train."""
+"""Wrapped models from one real world to the next, with a newcomer: views of buckets, kept losses, compiled models."""
 
 from __future__ import annotations
 
-import functools
-import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from averaged_steps import STEPS, net, steps
 from forked_world import on_ranks, world
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
-from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
-from spark_elastic import DistributedDataParallel, RanksDifferError, SparkElasticError
+from spark_elastic import DistributedDataParallel
 from spark_elastic.data.deliveries import deliveries
 from spark_elastic.errors import TrainingCodeError
 from spark_elastic.worker.checks.same_inputs import same_inputs
-
-STEPS = 4
-
-
-class Net(nn.Sequential):
-    """Of a class of its own: what torch's containers do is not compiled where a wrapper calls them."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self[2](torch.tanh(self[0](x)))  # type: ignore[no-any-return]
-
-
-def net() -> nn.Module:
-    torch.manual_seed(0)
-    return Net(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8))
-
-
-def steps(model: Any, rank: int, size: int) -> Iterator[float]:
-    """Take steps with other rows on each rank; yield how far the gradient is from the mean of all ranks'."""
-    parameters = list(model.parameters())
-    for number in range(STEPS):
-        inputs = [
-            torch.randn(4, 8, generator=torch.Generator().manual_seed(10 * number + other)) for other in range(size)
-        ]
-        expected = [
-            sum(torch.autograd.grad(model.module(x).square().mean(), parameters)[place] for x in inputs) / size
-            for place in range(len(parameters))
-        ]
-        for parameter in parameters:
-            parameter.grad = None
-        model(inputs[rank]).square().mean().backward()
-        mine = torch.cat([parameter.grad.reshape(-1) for parameter in parameters])
-        everybody = [torch.zeros_like(mine) for _ in range(size)]
-        dist.all_gather(everybody, mine)
-        assert all(torch.equal(everybody[0], other) for other in everybody), "ranks have other gradients"
-        whole = torch.cat([gradient.reshape(-1) for gradient in expected])
-        yield float((mine - whole).norm() / whole.norm())
-
-
-def own_hook(calls: list[int], bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    calls.append(bucket.index())
-    work = dist.all_reduce(bucket.buffer().div_(dist.get_world_size()), async_op=True)
-    return work.get_future().then(lambda future: future.value()[0])
-
-
-def power(**options: Any) -> PowerSGDState:
-    return PowerSGDState(None, start_powerSGD_iter=2, min_compression_rate=1, **options)
-
-
-HOOKS: dict[str, tuple[Callable[[], Any], Any, float]] = {
-    "half precision": (lambda: None, fp16_compress_hook, 1e-3),
-    "a state of PowerSGD's": (power, powerSGD_hook, 2.0),
-    "a function that makes one": (lambda: functools.partial(power, warm_start=False), powerSGD_hook, 2.0),
-    "one of the user's own": (list, own_hook, 1e-6),
-}
-
-
-def use_hook(folder: Path, rank: int, name: str) -> list[str]:
-    """Two ranks, then three, then the last two of them."""
-    made, hook, tolerance = HOOKS[name]
-    model, state, wrong = DistributedDataParallel(net()), made(), []
-    model.register_comm_hook(state, hook)
-    for generation, ranks in enumerate([(0, 1), (0, 1, 2), (1, 2)]):
-        if rank in ranks:
-            with world(folder, ranks.index(rank), len(ranks), [model], generation):
-                errors = list(steps(model, ranks.index(rank), len(ranks)))
-                assert len(model._ddp._comm_hooks) == 1
-            if max(errors) > tolerance or (tolerance > 1 and max(errors) < 1e-6):
-                wrong.append(f"{name}, generation {generation}: {errors}")
-            if isinstance(state, list):
-                assert len(state) >= STEPS
-                state.clear()
-    return wrong
-
-
-@pytest.mark.parametrize("name", HOOKS)
-def test_a_comm_hook_is_registered_in_every_generation_and_newcomers_have_it(name: str) -> None:
-    assert on_ranks(3, use_hook, name) == [[]] * 3
 
 
 def use_views_of_buckets(folder: Path, rank: int) -> bool:
@@ -128,50 +47,6 @@ def use_views_of_buckets(folder: Path, rank: int) -> bool:
 
 def test_gradients_may_be_views_of_torchs_buckets_in_every_generation() -> None:
     assert on_ranks(3, use_views_of_buckets) == [True] * 3
-
-
-def reduce_in_two_parts(seen: list[int], bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Send a bucket's second half once the first has arrived, as PowerSGD does; ranks come to that in another order."""
-    seen.append(bucket.index())
-    gradient, late = bucket.buffer().div_(dist.get_world_size()), bucket.index() % 2 == dist.get_rank()
-    first, second = gradient[: bucket.index() + 1], gradient[bucket.index() + 1 :]
-
-    def rest(future: torch.futures.Future[Any]) -> torch.Tensor:
-        future.wait()
-        time.sleep(0.2 * late)
-        dist.all_reduce(second)
-        return gradient
-
-    return dist.all_reduce(first, async_op=True).get_future().then(rest)  # type: ignore[no-any-return]
-
-
-def use_hooks_of_two_models(folder: Path, rank: int) -> list[int]:
-    torch.manual_seed(0)
-    seen: list[int] = []
-    both = [DistributedDataParallel(nn.Sequential(nn.Linear(8, 600), *layers(2))) for _ in range(2)]
-    for model in both:
-        model.register_comm_hook(seen, reduce_in_two_parts)
-    with world(folder, rank, 2, list(both)):
-        for number in range(2):
-            x = torch.randn(4, 8, generator=torch.Generator().manual_seed(2 * number + rank))
-            (both[0](x) - both[1](x)).square().mean().backward()
-            for parameter in (parameter for model in both for parameter in model.parameters()):
-                everybody = [torch.zeros_like(parameter) for _ in range(2)]
-                dist.all_gather(everybody, parameter.grad)
-                assert torch.equal(*everybody), "ranks have other gradients"
-    return seen
-
-
-def layers(count: int) -> list[nn.Module]:
-    """Return layers of more than one bucket each."""
-    return [nn.Linear(600, 600) for _ in range(count)]
-
-
-def test_hooks_that_send_several_times_send_in_one_order_on_all_ranks() -> None:
-    """Else Gloo adds up what does not belong together, or ends the process."""
-    one, other = on_ranks(2, use_hooks_of_two_models)
-    assert one == other
-    assert {0, 1} <= set(one), "the models have one bucket"
 
 
 def keep_a_loss(folder: Path, rank: int) -> bool:
@@ -231,22 +106,6 @@ def test_rows_that_are_set_behind_the_backward_pass_are_warned_of() -> None:
     for in_time, late in on_ranks(2, set_rows_late_and_in_time):
         assert in_time == []
         assert ["set_rows(3) had no effect" in text for text in late] == [True]
-
-
-def register_late_and_within(folder: Path, rank: int) -> None:
-    model, calls = DistributedDataParallel(net()), list[int]()
-    with world(folder, rank, 2, [model]):
-        assert max(steps(model, rank, 2)) < 1e-6
-        model.register_comm_hook(None, fp16_compress_hook)
-        model.register_comm_hook(calls, own_hook)
-        assert max(steps(model, rank, 2)) < 1e-6
-        assert len(calls) >= STEPS
-        with pytest.raises(SparkElasticError, match="register_comm_hook of the spark_elastic"):
-            model._ddp.register_comm_hook(None, fp16_compress_hook)
-
-
-def test_a_comm_hook_may_be_registered_within_a_world_and_replaces_the_one_before() -> None:
-    on_ranks(2, register_late_and_within)
 
 
 class Compiler:
@@ -321,31 +180,6 @@ def test_compiled_models_are_weighted_and_not_compiled_again_in_another_generati
         assert graphs == [graphs[0]] * 3
 
 
-def differ_in_what_trains(folder: Path, rank: int, frozen: tuple[str, ...], is_corrected: bool) -> None:
-    model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 1)))
-    if rank == 1:
-        for name in frozen:
-            model.module.get_parameter(name).requires_grad_(False)
-    with world(folder, rank, 2, [model]):
-        if is_corrected:
-            model.module.requires_grad_(True)
-        model(torch.zeros(4, 8))
-
-
-ALL = ("0.weight", "0.bias", "1.weight", "1.bias", "2.weight", "2.bias")
-
-
-@pytest.mark.parametrize("is_corrected", [False, True])
-@pytest.mark.parametrize("frozen", [("2.bias",), ALL])
-def test_ranks_that_differ_in_what_requires_gradients_are_told_a_name_ahead_of_any_other_collective(
-    frozen: tuple[str, ...], is_corrected: bool
-) -> None:
-    """Torch's wrapper sends buffers ahead of a forward, which a rank without one would not take part in."""
-    first = frozen[0].replace(".", r"\.")
-    with pytest.raises(RanksDifferError, match=rf"Sequential\.{first} requires a gradient on ranks \[0\] only, of 2"):
-        on_ranks(2, differ_in_what_trains, frozen, is_corrected)
-
-
 def tell_rows(folder: Path, rank: int) -> set[int]:
     model = DistributedDataParallel(nn.Linear(8, 1))
     with world(folder, rank, 2, [model]):
@@ -358,78 +192,6 @@ def tell_rows(folder: Path, rank: int) -> set[int]:
 
 def test_a_model_tells_how_many_rows_its_last_forward_for_gradients_was_given() -> None:
     assert on_ranks(2, tell_rows) == [{4}] * 2
-
-
-def change_what_trains(folder: Path, rank: int) -> list[str]:
-    model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1)))
-    one, other = model.module[0], model.module[1]
-    one.requires_grad_(False)
-    told: list[str] = []
-    with world(folder, rank, 2, [model]) as formed:
-        formed.compares = told.append
-        for change in (
-            lambda: None,
-            lambda: one.bias.requires_grad_(True),
-            lambda: other.bias.requires_grad_(False),
-            lambda: setattr(one, "bias", nn.Parameter(torch.ones(8))),
-            lambda: setattr(one, "bias", None),
-            lambda: model.module.requires_grad_(False),  # nothing is reduced then, and nothing compared
-        ):
-            change()
-            model(torch.ones(4, 8))
-    return told
-
-
-def test_the_driver_is_told_what_has_changed_ahead_of_the_collective_that_compares_it() -> None:
-    told = [
-        "Sequential.0.bias began to require a gradient, or was replaced,",
-        "Sequential.1.bias ceased to require a gradient",
-        "Sequential.0.bias began to require a gradient, or was replaced,",
-        "parameters of Sequential were removed",
-    ]
-    assert on_ranks(2, change_what_trains) == [told] * 2
-
-
-def become_double(folder: Path, rank: int) -> tuple[list[str], list[float]]:
-    model = DistributedDataParallel(nn.Linear(2, 1))
-    told: list[str] = []
-    with world(folder, rank, 2, [model]) as formed:
-        formed.compares = told.append
-        model(torch.ones(1, 2)).sum().backward()
-        model.double()
-        model.zero_grad()
-        model(torch.full((1, 2), float(rank), dtype=torch.float64)).sum().backward()
-        return told, model.module.weight.grad.flatten().tolist()
-
-
-def test_parameters_that_stay_the_same_objects_and_get_another_dtype_are_reduced() -> None:
-    assert on_ranks(2, become_double) == [(["Linear.weight became torch.float64"], [0.5, 0.5])] * 2
-
-
-class OnDevice(nn.Parameter):
-    """Says which device it is on, as there is only one; tests/gpu/test_jobs.py moves to a GPU."""
-
-    device = torch.device("cpu")
-
-
-def move_on_one_rank(folder: Path, rank: int) -> tuple[bool, list[str], list[float]]:
-    net = nn.Linear(2, 1, bias=False)
-    net.weight = weight = OnDevice(torch.ones(1, 2))
-    model = DistributedDataParallel(net)
-    told: list[str] = []
-    with world(folder, rank, 2, [model]) as formed:
-        formed.compares = told.append
-        before = model._ddp
-        if rank == 1:
-            weight.device = torch.device("cpu", 0)  # which is another name
-        for _ in range(3):
-            model(torch.full((1, 2), float(rank))).sum().backward()
-        return model._ddp is before, told, weight.grad.flatten().tolist()
-
-
-def test_a_model_that_moves_to_another_device_on_one_rank_is_reduced_there_and_needs_no_collective() -> None:
-    """Found on a GPU: torch's wrapper went on to reduce memory of the device before, and ranks trained apart."""
-    assert on_ranks(2, move_on_one_rank) == [(True, [], [1.5, 1.5]), (False, [], [1.5, 1.5])]
 
 
 def freeze_and_unfreeze(folder: Path, rank: int) -> list[str]:

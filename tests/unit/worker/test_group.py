@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from gpu_groups import group_of_gpus, of_device
 
 from spark_elastic.driver.settings import JobSettings
 from spark_elastic.errors import SparkElasticError, WorkerLostError
@@ -20,30 +21,9 @@ from spark_elastic.worker.backends.nccl import Nccl
 from spark_elastic.worker.group import SHORTAGE_SECONDS, Group, build_on_thread
 
 
-class OfGpus:
-    """Stands for NCCL's process group. An abort takes until ``kernels`` have ended."""
-
-    def __init__(self) -> None:
-        self.kernels = threading.Event()
-        self.kernels.set()
-        self.is_aborted = False
-
-    def abort(self) -> None:
-        assert self.kernels.wait(10)
-        self.is_aborted = True
-
-
 @pytest.fixture
 def group(monkeypatch: pytest.MonkeyPatch) -> Group:
-    monkeypatch.setattr(Nccl, "_new", lambda *args: OfGpus())
-    monkeypatch.setattr(Nccl, "why_unavailable", lambda: "")
-    made = Group(None, 0, 1, "127.0.0.1", "nccl", timedelta(seconds=1))  # type: ignore[arg-type]
-    of_device(made).group = OfGpus()
-    return made
-
-
-def of_device(group: Group) -> Any:
-    return group._device
+    return group_of_gpus(monkeypatch)
 
 
 def test_the_abort_of_the_device_reaches_the_groups_of_user_code_and_does_not_wait(group: Group) -> None:
@@ -125,24 +105,6 @@ def test_a_group_is_closed_without_waiting_until_the_devices_has_been_freed(
         thread.join(10)
     assert device.is_aborted
     assert group.abort_device() == []
-
-
-def test_a_build_that_fails_while_another_is_being_freed_ends_when_that_is_done(
-    group: Group, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The GPU may have had too little memory for both, and the next world is tried at once."""
-    device = of_device(group).group
-    device.kernels.clear()
-    group.close()
-
-    def lack_memory(*_: object) -> None:
-        threading.Timer(0.2, device.kernels.set).start()
-        raise dist.DistBackendError("NCCL error: out of memory")
-
-    monkeypatch.setattr(Nccl, "_new", lack_memory)
-    with pytest.raises(RuntimeError, match="out of memory"):
-        Nccl(dist.HashStore(), 0, 1, "127.0.0.1", timedelta(seconds=1)).build()  # type: ignore[arg-type]
-    assert device.is_aborted
 
 
 def test_a_closed_group_forgets_what_its_groups_of_user_code_wait_for(

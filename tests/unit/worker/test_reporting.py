@@ -116,18 +116,6 @@ def test_a_worker_without_a_gpu_tells_nothing_of_it(log: Log) -> None:
     assert log.of(GpuUsed) == []
 
 
-def test_memory_is_told_where_nvml_tells_no_percentage(monkeypatch: pytest.MonkeyPatch) -> None:
-    def percent() -> int:
-        raise ModuleNotFoundError("nvidia-ml-py does not seem to be installed")
-
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 2**30)
-    monkeypatch.setattr(torch.cuda, "utilization", percent)
-    assert use_of_gpu() == GpuUsed(2**30, None)
-    monkeypatch.setattr(torch.cuda, "utilization", lambda: 87)
-    assert use_of_gpu() == GpuUsed(2**30, 87)
-
-
 def test_many_reports_become_few_and_the_last_value_arrives(log: Log, reporter: Reporter) -> None:
     for step in range(1000):
         reporter.metrics(step, {"loss": float(step), "even": step % 2 == 0} if step < 999 else {"loss": 999.0})

@@ -13,10 +13,8 @@ import torch
 import torch.distributed as dist
 from gloo_pair import gloo_pair
 
-from spark_elastic.errors import WorkerLostError
 from spark_elastic.worker.backends.works import Works
 from spark_elastic.worker.watched_group import Watch, WatchedGroup
-from spark_elastic.worker.world import World
 
 
 @pytest.fixture
@@ -134,30 +132,6 @@ def test_the_first_reduction_since_the_last_look_is_told_unless_it_is_empty(pair
     for group in (one, other):
         group.broadcast([torch.ones(1)])
     assert of_one.take_reduction() is None
-
-
-@pytest.mark.parametrize("error", [None, RuntimeError("connection closed")])
-def test_a_rank_has_met_the_others_once_the_reduction_has_ended(error: RuntimeError | None) -> None:
-    waited = []
-
-    def wait() -> None:
-        waited.append(True)
-        if error is not None:
-            raise error
-
-    work = SimpleNamespace(wait=wait)
-    group = SimpleNamespace(runs_ahead=False, take_reduction=lambda: work)
-    world: Any = SimpleNamespace(group=group, lost=lambda error: WorkerLostError(str(error)))
-    if error is None:
-        assert World.has_met(world)
-    else:
-        with pytest.raises(WorkerLostError, match="closed"):
-            World.has_met(world)
-    assert waited
-    group.runs_ahead = True
-    assert not World.has_met(world)
-    group.runs_ahead, work = False, None
-    assert not World.has_met(world)
 
 
 def test_a_work_is_guarded_by_the_library_of_its_device_unless_it_has_a_timeout_of_its_own() -> None:

@@ -3,78 +3,26 @@
 from __future__ import annotations
 
 import random
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from one_rank_shards import Rows, first, run, training
 from torch import nn
 from worker_stage import on_stage
 
 import spark_elastic as se
 from spark_elastic.data import kernels
-from spark_elastic.data.deliveries import deliveries
 from spark_elastic.data.shards import Cut
 from spark_elastic.errors import SparkElasticError, TrainingCodeError
-from spark_elastic.worker.shards.loops import loops
 from spark_elastic.worker.shards.parts import divided
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No batch of another test has been delivered, and no loop stays open."""
-    monkeypatch.setattr(deliveries, "_kept", deque(maxlen=16))
-    yield
-    loops.abandon()
-
-
-class Rows(torch.utils.data.Dataset[Any]):
-    """Rows with random numbers of their own."""
-
-    def __init__(self, count: int, generator: np.random.Generator | None = None) -> None:
-        self.count, self.generator = count, generator
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        number = np.random.rand() if self.generator is None else self.generator.random()
-        return torch.full((4,), float(index)) + torch.rand(4), torch.tensor(number)
-
-
-def training(
-    net: nn.Module | None = None, rows: int = 40, begin: bool = True, shards: int | None = 4, **loader: Any
-) -> se.TorchState:
-    torch.manual_seed(0)
-    model = se.DistributedDataParallel(net or nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Dropout(0.5)))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loader = {"global_batch_size": 20, "shards": shards, **loader}
-    state = se.TorchState(
-        model=model, optimizer=optimizer, loader=se.data.ElasticDataLoader(Rows(rows), seed=1, **loader)
-    )
-    if begin:
-        state._begin(None)
-    return state
-
-
-def first(state: se.TorchState) -> Any:
-    return next(iter(state.loader))
 
 
 def gradient(state: se.TorchState) -> torch.Tensor:
     return torch.cat([p.grad.reshape(-1) for p in state.model.parameters()])
-
-
-def run(state: se.TorchState, batch: Any) -> Any:
-    parts = state.model.parts(batch)
-    for x, _ in parts:
-        loss = state.model(x).square().mean()
-        loss.backward()
-        parts.note(loss=loss)
-    return parts
 
 
 def test_the_gradient_is_that_of_the_mean_over_all_rows_where_shards_do_not_matter() -> None:
@@ -291,57 +239,10 @@ def test_after_a_restore_training_goes_on_although_a_loop_had_been_left() -> Non
     state.commit()
 
 
-def test_validation_needs_no_parts() -> None:
-    state = training()
-    state.model.eval()
-    state.model(torch.ones(2, 4))
-
-
-class Averaging(nn.Linear):
-    """Puts another tensor in the place of its buffer."""
-
-    def __init__(self) -> None:
-        super().__init__(4, 1)
-        self.register_buffer("mean", torch.zeros(()))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.training:
-            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean()
-        return super().forward(x)
-
-
-def test_validation_in_training_mode_that_changes_statistics_by_this_ranks_rows_is_refused() -> None:
-    state = training()
-    with (
-        torch.no_grad(),
-        pytest.raises(TrainingCodeError, match=r"has changed its buffer 1\.running_mean, by this rank's rows"),
-    ):
-        state.model(torch.ones(2, 4))
-    state = training(nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5)))
-    with torch.no_grad():
-        state.model(torch.ones(2, 4))  # there is nothing that it could change
-    state = training(Averaging())
-    state.model.eval()
-    state.model.module.train()
-    with torch.no_grad(), pytest.raises(TrainingCodeError, match="has changed its buffer mean, by this rank's rows"):
-        state.model(torch.ones(2, 4))
-
-
 def test_an_unsharded_loader_has_no_parts() -> None:
     state = training(shards=None)
     with pytest.raises(SparkElasticError, match="shards="):
         state.model.parts(first(state))
-
-
-@pytest.mark.parametrize(
-    ("net", "words"), [(nn.Sequential(nn.Linear(4, 3), nn.SyncBatchNorm(3)), "SyncBatchNorm"), (None, "hook")]
-)
-def test_what_depends_on_the_world_is_refused(net: nn.Module | None, words: str) -> None:
-    state = training(net, begin=False)
-    if net is None:
-        state.model.register_comm_hook(None, lambda state, bucket: None)
-    with pytest.raises(SparkElasticError, match=f"cannot train with shards=4.*{words}"):
-        state._begin(None)
 
 
 def test_a_learning_rate_that_follows_the_size_is_refused() -> None:
@@ -375,61 +276,6 @@ def test_a_reset_callback_that_changes_how_the_optimizer_trains_is_refused(shard
 def test_rows_by_hand_are_refused() -> None:
     with pytest.raises(SparkElasticError, match="a part weighs its rows"):
         training().model.set_rows(3)
-
-
-def test_a_buffer_of_whole_numbers_that_changes_is_refused() -> None:
-    class Counting(nn.Linear):
-        def __init__(self) -> None:
-            super().__init__(4, 2)
-            self.register_buffer("seen", torch.zeros(3, dtype=torch.int64))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.seen[0] += len(x)
-            return super().forward(x)
-
-    state = training(Counting())
-    with pytest.raises(TrainingCodeError, match="the buffer seen holds whole numbers"):
-        run(state, first(state))
-
-
-class Initializing(nn.Linear):
-    """Sets buffers in its first forward, as ActNorm does."""
-
-    def __init__(self, how: str) -> None:
-        super().__init__(4, 2)
-        self.how = how
-        self.register_buffer("ready", torch.tensor(False))
-        self.register_buffer("center", None)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.ready.fill_(True)
-        if self.how == "None" and self.center is None:
-            self.center = x.detach().mean(0)
-        if self.how == "register" and not hasattr(self, "scale"):
-            self.register_buffer("scale", x.detach().std(0))
-        return super().forward(x)
-
-
-def test_a_flag_that_all_shards_set_alike_is_set() -> None:
-    state = training(Initializing("neither"))
-    run(state, first(state))
-    assert state.model.module.ready.item() is True
-    assert state.model.module.ready.dtype is torch.bool
-
-
-@pytest.mark.parametrize(("how", "name"), [("None", "center"), ("register", "scale")])
-def test_a_buffer_that_a_shard_is_the_first_to_set_is_refused(how: str, name: str) -> None:
-    state = training(Initializing(how))
-    with pytest.raises(TrainingCodeError, match=f"{name} was registered while a shard was computed"):
-        run(state, first(state))
-
-
-@pytest.mark.parametrize("generator", [torch.Generator(), np.random.default_rng(0), random.Random(0)])
-def test_generators_of_the_models_own_are_refused(generator: object) -> None:
-    net = nn.Sequential(nn.Linear(4, 2))
-    net[0].generator = generator
-    with pytest.raises(TrainingCodeError, match=r"0\.generator is a .* of the model's own"):
-        training(net)
 
 
 @pytest.mark.parametrize("default", [torch.float32, torch.bfloat16])

@@ -8,33 +8,17 @@ from typing import Any
 
 import pytest
 import torch
+from played_copies import Copy
 from worker_stage import Stage, on_stage
 
 from spark_elastic.errors import HostsUpdatedInterrupt, WorkerLostError
-from spark_elastic.protocol.messages import CommitId, FormWorld, Member
+from spark_elastic.protocol.messages import CommitId
 from spark_elastic.worker.ddp import DistributedDataParallel
-from spark_elastic.worker.runtime import Runtime
 from spark_elastic.worker.state import snapshot
 from spark_elastic.worker.state.objects import ObjectState
-from spark_elastic.worker.state.pending_copy import PendingCopy, pending_copy
+from spark_elastic.worker.state.pending_copy import pending_copy
 from spark_elastic.worker.state.snapshot import Snapshot, SnapshotPair
 from spark_elastic.worker.state.torch_state import TorchState
-from spark_elastic.worker.world import World
-
-
-class Copy(PendingCopy):
-    """Made when somebody waits for it, or ``make`` is called."""
-
-    def __init__(self) -> None:
-        self._is_made = False
-
-    def make(self) -> None:
-        self._is_made = True
-
-    def is_made(self) -> bool:
-        return self._is_made
-
-    wait = make
 
 
 @pytest.fixture
@@ -225,87 +209,6 @@ def test_room_that_has_been_made_is_not_written_to_any_more(copies: list[Copy]) 
     assert [copy.is_made() for copy in copies] == [True, True]
 
 
-class Group:
-    """Stands for the process group; what its aborts set free completes the copy."""
-
-    def __init__(self, copy: Copy) -> None:
-        self.seen: list[tuple[str, bool | None]] = []
-        self.broken = self.runs_ahead = True
-        self._copy = copy
-
-    def is_broken(self) -> bool:
-        return self.broken
-
-    def abort(self) -> None:
-        self.seen.append(("host", self._copy.was_made))
-        self._copy.make()
-
-    def abort_device(self) -> None:
-        self.seen.append(("device", self._copy.was_made))
-
-
-def formed(copy: Copy) -> tuple[World, Group]:
-    """Generation 3, which is aborted as soon as its group is."""
-    group = Group(copy)
-    control: Any = SimpleNamespace(is_aborted=lambda generation: bool(group.seen))
-    order = FormWorld(3, (Member(7, 0, 0, 1, 0, 1, None),), 0, "nccl")
-    runtime = Runtime(group=lambda *args: group)  # type: ignore[arg-type,return-value]
-    return World(control, order, 7, "127.0.0.1", 1.0, runtime), group
-
-
-def test_an_end_is_looked_at_ahead_of_the_aborts_of_the_host_and_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    copy = Copy()
-    made, group = formed(copy)
-    made.watch(copy)
-    for generation in (2, 3):
-        made.abort(generation)
-        made.abort_device(generation)
-    assert group.seen == [("host", False), ("device", False)]
-    assert not made.wait_for(copy)
-
-
-def test_a_rank_is_stuck_while_it_waits_for_a_copy_and_a_peer_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The driver may take that peer for one that has left its collectives, and order no abort by itself."""
-    found = []
-
-    class Waited(Copy):
-        def wait(self) -> None:
-            found.append(made.is_stuck())
-            group.broken = False
-            found.append(made.is_stuck())
-
-    copy = Waited()
-    made, group = formed(copy)
-    assert not made.is_stuck()
-    assert made.wait_for(copy)
-    group.broken = True
-    assert not made.is_stuck()
-    assert found == [True, False]
-
-
-def test_where_the_host_waits_for_its_reductions_a_copy_is_whole_whenever_it_is_made(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Gloo's reductions before it had succeeded when the host went on."""
-    copy = Copy()
-    made, group = formed(copy)
-    group.runs_ahead = False
-    made.watch(copy)
-    made.abort(3)
-    assert made.wait_for(copy)
-
-
 def test_nothing_is_pending_where_no_gpu_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     assert pending_copy([torch.ones(2)]) is None
-
-
-def test_a_rank_is_not_ready_before_its_gpu_is_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, _group = formed(Copy())
-    seen = []
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: seen.append(made.is_stuck()))
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
-    made.rest()
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    made.rest()
-    assert seen == [True]

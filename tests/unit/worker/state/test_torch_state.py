@@ -132,51 +132,6 @@ def test_a_tensor_that_others_hold_is_restored_in_place() -> None:
     assert weight.tolist() == [1.0, 1.0]
 
 
-@pytest.mark.parametrize("commit", ["copy", "in_place"])
-def test_what_requires_gradients_is_part_of_a_commit_and_goes_to_newcomers(commit: str) -> None:
-    def made() -> torch.nn.Module:
-        model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
-        model[0].requires_grad_(False)
-        return model
-
-    state, newcomer = (TorchState(model=torch.compile(made(), backend="eager"), commit=commit) for _ in range(2))
-    first, second = state.model._orig_mod
-    first.requires_grad_(True)
-    second.bias.requires_grad_(False)
-    state.commit()
-    state.model.requires_grad_(True)
-    state.restore()
-    whole = state._lend().lend()
-    newcomer._load(whole.content()["objects"])
-    for holder in (state, newcomer):
-        names = [name for name, parameter in holder.model.named_parameters() if not parameter.requires_grad]
-        assert names == ["_orig_mod.1.bias"]
-
-
-@pytest.mark.parametrize("commit", ["copy", "in_place"])
-def test_what_evaluates_is_part_of_a_commit_and_goes_to_newcomers(commit: str) -> None:
-    def made() -> torch.nn.Module:
-        return torch.compile(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout()), backend="eager")
-
-    state, newcomer = (TorchState(model=made(), commit=commit) for _ in range(2))
-    state.model._orig_mod[1].eval()
-    state.commit()
-    state.model.eval()  # a worker is lost ahead of the train() after an evaluation
-    state.restore()
-    newcomer._load(state._lend().lend().content()["objects"])
-    for holder in (state, newcomer):
-        assert [part.training for part in holder.model._orig_mod.modules()] == [True, True, False]
-
-
-def test_a_checkpoint_that_does_not_say_what_evaluates_leaves_that_as_it_is() -> None:
-    state = TorchState(model=torch.nn.Linear(2, 2))
-    kept = state._lend().lend().content()["objects"]
-    del kept["model"].content._metadata[""]["evaluating"]
-    state.model.eval()
-    state._load(kept)
-    assert not state.model.training
-
-
 def test_loaders_in_containers_take_their_ranks_share() -> None:
     loaders = [ElasticDataLoader(range(12), 2) for _ in range(3)]
     state = TorchState(loader=loaders[0], others={"labelled": loaders[1], "rest": [loaders[2]]})

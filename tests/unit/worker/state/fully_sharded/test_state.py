@@ -1,100 +1,22 @@
-"""A ShardedState as one rank sees it: what it takes and refuses, and which commits it offers after a loss."""
+"""A ShardedState as one rank sees it: what it takes and refuses, and what is made anew after a loss."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from one_rank_sharded import held_again, made, step_lr, train, values
 from torch import nn
-from torch.distributed.fsdp import fully_shard
-from worker_stage import Stage, on_stage
+from worker_stage import Stage
 
 from spark_elastic import DistributedDataParallel, ShardedState, elastic
 from spark_elastic.data import ElasticDataLoader
-from spark_elastic.errors import (
-    CheckpointError,
-    NotInWorldError,
-    SparkElasticError,
-    StateLostError,
-    TrainingCodeError,
-    WorkerLostError,
-)
-from spark_elastic.protocol.messages import CommitId, Slices
+from spark_elastic.errors import CheckpointError, NotInWorldError, SparkElasticError, TrainingCodeError
 from spark_elastic.worker.checks.same_inputs import same_inputs
-from spark_elastic.worker.state.fully_sharded import memory
-
-
-def build() -> nn.Module:
-    with torch.device("meta"):
-        return nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
-
-
-def shard(module: nn.Module, mesh: Any) -> None:
-    fully_shard(module, mesh=mesh)
-
-
-def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
-
-
-def step_lr(optimizer: torch.optim.Optimizer) -> Any:
-    return torch.optim.lr_scheduler.StepLR(optimizer, 1)
-
-
-def made(**other: Any) -> ShardedState:
-    return ShardedState(**{"build": build, "shard": shard, "optimizer": sgd, **other})
-
-
-@pytest.fixture
-def stage() -> Iterator[Stage]:
-    """A job of one rank, which is torch's default group."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    with on_stage() as stage:
-        yield stage
-    dist.destroy_process_group()
-
-
-@pytest.fixture
-def begun(stage: Stage) -> ShardedState:
-    state = made(scheduler=step_lr, steps=0)
-    stage.begin(state)
-    train(state)
-    state.commit()
-    return state
-
-
-def train(state: ShardedState) -> None:
-    state.optimizer.zero_grad()
-    state.model(torch.ones(1, 3)).sum().backward()
-    state.optimizer.step()
-    if state.scheduler is not None:
-        state.scheduler.step()
-    state.steps = getattr(state, "steps", 0) + 1
-
-
-def values(state: ShardedState) -> list[torch.Tensor]:
-    rows = state._sharded_keeper.model
-    assert rows is not None
-    return [tensor.clone() for tensor in rows.divided().values()]
-
-
-def slices(state: ShardedState) -> list[CommitId]:
-    found = state._keeper.slices
-    assert found is not None
-    return [each.commit for each in found]
-
-
-def held_again(stage: Stage, state: ShardedState) -> None:
-    """Go back, and begin the next generation, in which this rank holds the newest commit that it can."""
-    state.restore()
-    newest: Slices = stage.control.slices[0]
-    stage.control.commit = newest.commit
-    stage.begin(state, slices=newest)
 
 
 def test_after_a_loss_everything_is_made_anew_as_of_the_last_commit(stage: Stage, begun: ShardedState) -> None:
@@ -126,62 +48,6 @@ def test_torchs_caches_do_not_keep_the_process_group_of_a_generation_that_has_en
     begun.restore()
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     assert group() is None
-
-
-def lose_at_the_meeting(stage: Stage, state: ShardedState) -> None:
-    def lost() -> None:
-        raise WorkerLostError("rank 1")
-
-    stage.world.meet = lost
-    with pytest.raises(WorkerLostError):
-        state.commit()
-
-
-def test_a_commit_for_which_not_all_have_met_is_offered_beside_the_one_before(
-    stage: Stage, begun: ShardedState
-) -> None:
-    train(begun)
-    wanted = values(begun)
-    stage.has_met = True
-    lose_at_the_meeting(stage, begun)
-    begun.restore()
-    assert slices(begun) == [CommitId(1, 2), CommitId(1, 1)]
-    held_again(stage, begun)
-    assert all(map(torch.equal, values(begun), wanted))
-    assert begun.steps == 2
-
-
-def test_the_one_before_is_gone_back_to_where_the_driver_says_so(stage: Stage, begun: ShardedState) -> None:
-    committed = values(begun)
-    train(begun)
-    stage.has_met = True
-    lose_at_the_meeting(stage, begun)
-    begun.restore()
-    stage.control.commit = CommitId(1, 1)
-    stage.begin(begun, slices=stage.control.slices[1])
-    assert all(map(torch.equal, values(begun), committed))
-    assert begun.steps == 1
-
-
-def test_a_commit_whose_tensors_have_changed_since_the_meeting_failed_is_not_offered(
-    stage: Stage, begun: ShardedState
-) -> None:
-    train(begun)
-    stage.has_met = True
-    lose_at_the_meeting(stage, begun)
-    with torch.no_grad():
-        next(begun.model.parameters()).mul_(2.0)
-    begun.restore()
-    assert slices(begun) == [CommitId(1, 1)]
-
-
-def test_a_rank_that_lost_shards_does_not_begin_the_job_anew(stage: Stage, begun: ShardedState) -> None:
-    begun.restore()
-    stage.control.commit = None
-    with pytest.raises(
-        StateLostError, match=r"fully sharded.*shards .* lost with all ranks.*written by torch\.distributed\.checkpoint"
-    ):
-        stage.begin(begun)
 
 
 # ---------------------------------------------------------------- refusals
@@ -305,21 +171,6 @@ def test_a_scheduler_that_the_state_does_not_make_is_warned_of(stage: Stage) -> 
     with pytest.warns(UserWarning, match=r"Write state = se\.ShardedState\(…, scheduler=scheduler\)"):
         train(state)
     assert schedule.optimizer is state.optimizer
-
-
-@pytest.mark.parametrize("is_set", [False, True])
-def test_glibcs_threshold_is_fixed_unless_the_environment_has_set_it(
-    monkeypatch: pytest.MonkeyPatch, is_set: bool
-) -> None:
-    called: list[tuple[int, int]] = []
-    library = SimpleNamespace(mallopt=lambda *given: called.append(given))
-    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: library)
-    if is_set:
-        monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "1000000")
-    memory.give_back_freed_tensors()
-    assert called == ([] if is_set else [(-3, 65536)])
-    del library.mallopt
-    memory.give_back_freed_tensors()
 
 
 def test_a_commit_of_gradients_that_no_step_has_used_is_refused(begun: ShardedState) -> None:

@@ -16,9 +16,9 @@ from spark_elastic import HostsUpdatedInterrupt, TorchState, ZeroRedundancyOptim
 from spark_elastic.checkpoint.best import Metric
 from spark_elastic.checkpoint.parts import encode_part
 from spark_elastic.errors import CheckpointError, SparkElasticError, StateLostError, WorkerLostError
-from spark_elastic.protocol.messages import CommitId, Slices
+from spark_elastic.protocol.messages import CommitId, Member, Slices
 from spark_elastic.worker.state.keepers import sharded
-from spark_elastic.worker.state.keepers.sharded import Sharded
+from spark_elastic.worker.state.keepers.sharded import Sharded, place_in_ring
 
 SIZE = 4
 
@@ -385,3 +385,9 @@ def test_outside_a_job_a_state_goes_back_to_its_last_commit() -> None:
     step(state)
     state.restore()
     assert equal(values(state), committed)
+
+
+def test_neighbours_in_the_ring_are_on_different_hosts() -> None:
+    """Two hosts of two ranks: 0 and 1, 2 and 3."""
+    members = [Member(rank, rank, rank % 2, 2, rank // 2, 2, None) for rank in range(4)]
+    assert [place_in_ring(members, rank) for rank in range(4)] == [0, 2, 1, 3]

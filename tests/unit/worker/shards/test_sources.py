@@ -1,0 +1,68 @@
+"""Parameters and buffers that a shard's forward and backward may change, and what they refuse."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from one_rank_shards import first, run, training
+from torch import nn
+
+from spark_elastic.errors import TrainingCodeError
+
+
+def test_a_buffer_of_whole_numbers_that_changes_is_refused() -> None:
+    class Counting(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(4, 2)
+            self.register_buffer("seen", torch.zeros(3, dtype=torch.int64))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.seen[0] += len(x)
+            return super().forward(x)
+
+    state = training(Counting())
+    with pytest.raises(TrainingCodeError, match="the buffer seen holds whole numbers"):
+        run(state, first(state))
+
+
+class Initializing(nn.Linear):
+    """Sets buffers in its first forward, as ActNorm does."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__(4, 2)
+        self.how = how
+        self.register_buffer("ready", torch.tensor(False))
+        self.register_buffer("center", None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.ready.fill_(True)
+        if self.how == "None" and self.center is None:
+            self.center = x.detach().mean(0)
+        if self.how == "register" and not hasattr(self, "scale"):
+            self.register_buffer("scale", x.detach().std(0))
+        return super().forward(x)
+
+
+def test_a_flag_that_all_shards_set_alike_is_set() -> None:
+    state = training(Initializing("neither"))
+    run(state, first(state))
+    assert state.model.module.ready.item() is True
+    assert state.model.module.ready.dtype is torch.bool
+
+
+@pytest.mark.parametrize(("how", "name"), [("None", "center"), ("register", "scale")])
+def test_a_buffer_that_a_shard_is_the_first_to_set_is_refused(how: str, name: str) -> None:
+    state = training(Initializing(how))
+    with pytest.raises(TrainingCodeError, match=f"{name} was registered while a shard was computed"):
+        run(state, first(state))
+
+
+@pytest.mark.parametrize("generator", [torch.Generator(), np.random.default_rng(0), random.Random(0)])
+def test_generators_of_the_models_own_are_refused(generator: object) -> None:
+    net = nn.Sequential(nn.Linear(4, 2))
+    net[0].generator = generator
+    with pytest.raises(TrainingCodeError, match=r"0\.generator is a .* of the model's own"):
+        training(net)
