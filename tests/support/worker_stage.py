@@ -140,3 +140,12 @@ def on_stage() -> Iterator[Stage]:
         for hook in training_code._hooks:
             hook.remove()
         training_code._hooks.clear()
+
+
+@contextmanager
+def on_writing_stage() -> Iterator[Stage]:
+    """The same, for tests that give the job a writer of durable checkpoints, whose thread ends here."""
+    with on_stage() as stage:
+        yield stage
+        if stage.checkpoints is not None:
+            stage.checkpoints._pool.shutdown()

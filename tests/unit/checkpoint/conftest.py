@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tampered_checkpoint import Saved
-from worker_stage import Stage, on_stage
+from worker_stage import Stage, on_writing_stage
 
 
 @pytest.fixture
@@ -17,10 +17,8 @@ def url(tmp_path: Path) -> str:
 
 @pytest.fixture
 def stage() -> Iterator[Stage]:
-    with on_stage() as stage:
+    with on_writing_stage() as stage:
         yield stage
-        if stage.checkpoints is not None:
-            stage.checkpoints._pool.shutdown()
 
 
 @pytest.fixture

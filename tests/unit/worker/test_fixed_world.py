@@ -112,9 +112,3 @@ def test_a_fixed_world_has_one_size(sizes: dict[str, int]) -> None:
 def test_elastic_is_true_or_false() -> None:
     with pytest.raises(TypeError, match="elastic must be True or False, not 1"):
         spark_elastic.run(print, elastic=1)  # type: ignore[arg-type]
-
-
-def test_who_has_no_rank_is_told_of_fixed_worlds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spark_elastic.worker.job._job", SimpleNamespace(world=None))
-    with pytest.raises(spark_elastic.NotInWorldError, match="elastic=False"):
-        spark_elastic.rank()
