@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
+
+import story
+
+from spark_elastic.protocol.event_format import read_event
+from spark_elastic.protocol.records import Entry
 
 
 def event(kind: str, time: float, **fields: Any) -> dict[str, Any]:
@@ -81,3 +87,13 @@ def killed() -> list[dict[str, Any]]:
         event("result_arrived", 20.0, worker=2),
         event("job_finished", 20.0, workers=[0, 2], resets=1),
     ]
+
+
+def entries(events: Iterable[dict[str, Any]]) -> list[Entry]:
+    return [read_event(event) for event in events]
+
+
+def sampled(time: float, worker: int, seconds: float, *lines: str) -> dict[str, Any]:
+    return story.event(
+        "worker_sampled", time, worker=worker, cpu_seconds=seconds, memory=2**30, last_lines=list(lines) or None
+    )

@@ -1,0 +1,63 @@
+"""The picture of a run: what is drawn in it, and what is said where nothing can draw."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import story
+from story import entries
+
+from spark_elastic.timeline import picture
+from spark_elastic.timeline.history import Doing, History, read_history
+
+
+def drawn(history: History, folder: Path) -> str:
+    """Return the text of a picture whose labels are text."""
+    matplotlib = pytest.importorskip("matplotlib")
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        picture.save(history, folder / "run.svg")
+    return (folder / "run.svg").read_text()
+
+
+def test_workers_speed_metrics_and_the_headline_are_in_it(history: History, tmp_path: Path) -> None:
+    text = drawn(history, tmp_path)
+    for label in (
+        "The run finished.",
+        "worker 0",
+        "worker 1",
+        "worker 2",
+        "rows/s",
+        "loss",
+        "seconds since the run began",
+    ):
+        assert label in text, label
+    for doing in Doing:
+        assert doing.value in text, "the legend has no color without a name"
+
+
+def test_the_ends_name_chooses_the_format(history: History, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    picture.save(history, tmp_path / "run.png")
+    assert (tmp_path / "run.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_everything_that_a_worker_may_do_has_a_color_of_its_own() -> None:
+    assert set(picture.COLORS) == set(Doing)
+    assert len(set(picture.COLORS.values())) == len(Doing)
+
+
+def test_a_run_that_never_trained_can_be_drawn(tmp_path: Path) -> None:
+    start, *_ = story.killed()
+    failed = story.event("job_failed", 5, error="NotEnoughHostsError", message="none")
+    assert "NotEnoughHostsError" in drawn(read_history(entries([start, failed])), tmp_path)
+
+
+def test_without_matplotlib_it_is_said_what_to_install(
+    history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match=r"pip install 'spark-elastic\[pictures\]', or write \.html"):
+        picture.save(history, tmp_path / "run.png")
+    assert list(tmp_path.iterdir()) == []
