@@ -7,10 +7,9 @@ import pytest
 from spark_elastic.driver.samples import WorkerSamples
 from spark_elastic.protocol import messages as m
 from spark_elastic.protocol import records
-from spark_elastic.protocol.sampling import pause
 
-EVERY = 5.0  # seconds, as tasks send them
 HOUR = 3600.0
+EVERY = 5.0  # seconds, as tasks send them
 
 
 def recorded(workers: int, seconds: float) -> list[float]:
@@ -37,10 +36,6 @@ def test_of_a_long_job_ever_fewer_samples_are_recorded() -> None:
     assert len(first) < 700
     assert len(second) - len(first) < 100
     assert len(third) - len(second) < 100
-
-
-def test_the_pause_between_samples_follows_the_workers_or_their_age_whichever_makes_it_longer() -> None:
-    assert [pause(1000, HOUR), pause(4, HOUR), pause(1000, 10 * HOUR)] == [250, 36, 360]
 
 
 def test_lines_of_samples_that_are_passed_over_come_with_the_next_and_once() -> None:
