@@ -8,34 +8,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from connect_session import session
 
 from spark_elastic.launchers import connect
 from spark_elastic.launchers.base import SlotListener
 from spark_elastic.launchers.connect import ConnectLauncher, ConnectSlots, end_in
-from spark_elastic.launchers.session_watch import endpoint_of
 from spark_elastic.protocol.credentials import create_credentials
 from spark_elastic.protocol.ticket import Ticket
 
 WAIT = 20.0
-
-
-def session(endpoint: str | None, **settings: str) -> Any:
-    builder = SimpleNamespace() if endpoint is None else SimpleNamespace(endpoint=endpoint)
-    conf = {name.replace("_", "."): value for name, value in settings.items()}
-    return SimpleNamespace(client=SimpleNamespace(_builder=builder), conf=conf)
-
-
-@pytest.mark.parametrize(
-    ("endpoint", "found"),
-    [
-        ("spark.example:15002", ("spark.example", 15002)),
-        ("127.0.0.1:1", ("127.0.0.1", 1)),
-        ("[::1]:15002", ("::1", 15002)),
-        (None, ("", 15002)),
-    ],
-)
-def test_the_servers_address_is_that_of_the_client(endpoint: str | None, found: tuple[str, int]) -> None:
-    assert endpoint_of(session(endpoint)) == found
 
 
 def test_executors_find_a_driver_beside_the_server_under_the_servers_own_name() -> None:

@@ -1,34 +1,25 @@
-"""Slots on this machine: who gets which seat of a cluster, which GPUs there are, and what becomes of processes that fail."""
+"""Slots on this machine: who gets which seat of a cluster, and what becomes of processes that fail."""
 
 from __future__ import annotations
 
-import importlib.metadata
 import sys
 import threading
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from limited_cores import cores_of
 
 import spark_elastic
 from spark_elastic.errors import SparkElasticError
 from spark_elastic.launchers import defaults, local
 from spark_elastic.launchers.base import SlotListener
-from spark_elastic.launchers.gpus import find_gpus, visible_gpus
 from spark_elastic.launchers.local import LocalLauncher, LocalSlots
 from spark_elastic.launchers.local_cluster import LocalCluster
 from spark_elastic.protocol.credentials import Credentials
 from spark_elastic.protocol.ticket import Ticket
-from spark_elastic.task import facts
 
 SECONDS = 30.0  # only a failing test waits for so long
 TICKET = Ticket("1", (("127.0.0.1", 1),), Credentials(b"", b""), None)
-
-
-def cores_of(monkeypatch: pytest.MonkeyPatch, cgroup: Path, cores: Iterable[int]) -> None:
-    """Let this process run on these cores, and have the quota that is in a folder."""
-    monkeypatch.setattr(defaults.os, "sched_getaffinity", lambda _: set(cores))
-    monkeypatch.setattr(defaults, "CGROUP", cgroup)
 
 
 def numbers(cluster: LocalCluster, count: int) -> list[int]:
@@ -95,25 +86,6 @@ def test_more_than_there_is_cannot_be_taken_or_given_back() -> None:
         LocalCluster(0)
 
 
-@pytest.mark.parametrize(
-    ("listed", "found"),
-    [("0,1", ("0", "1")), ("GPU-1a2b, 3", ("GPU-1a2b", "3")), ("", ()), ("-1", ()), ("2,-1,3", ("2",))],
-)
-def test_cuda_visible_devices_is_read_as_cuda_does(listed: str, found: tuple[str, ...]) -> None:
-    assert visible_gpus(listed) == found
-
-
-@pytest.fixture
-def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine with two GPUs, and a torch that can use them."""
-    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho GPU-a\necho GPU-b\n")
-    (tmp_path / "nvidia-smi").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.setattr(facts.importlib.metadata, "version", lambda name: "2.13.0")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    cores_of(monkeypatch, tmp_path, range(8))
-
-
 @pytest.mark.usefixtures("two_gpus")
 def test_where_there_are_gpus_each_slot_has_one() -> None:
     with LocalLauncher(True) as launcher:
@@ -129,43 +101,6 @@ def test_more_workers_than_gpus_are_refused_and_an_empty_variable_means_cores(mo
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with LocalLauncher(True) as launcher:
         assert launcher.sizes(None, None, 3) == (3, 3, 3)
-
-
-@pytest.mark.usefixtures("two_gpus")
-def test_a_torch_for_cpus_has_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert find_gpus() == ("GPU-a", "GPU-b")
-    monkeypatch.setattr(facts.importlib.metadata, "version", lambda name: "2.13.0+cpu")
-    assert find_gpus() == ()
-
-
-@pytest.mark.usefixtures("two_gpus")
-def test_where_there_is_no_torch_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    def version(name: str) -> str:
-        raise importlib.metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(facts.importlib.metadata, "version", version)
-    assert find_gpus() == ()
-
-
-@pytest.mark.parametrize(
-    ("files", "expected"),
-    [
-        ({"cpu.max": "200000 100000"}, 2),
-        ({"cpu.max": "50000 100000"}, 1),
-        ({"cpu.max": "max 100000"}, 8),
-        ({"cpu.max": "6400000 100000"}, 8),
-        ({"cpu/cpu.cfs_quota_us": "300000", "cpu/cpu.cfs_period_us": "100000"}, 3),
-        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 8),
-    ],
-)
-def test_a_quota_of_the_container_limits_the_cores(
-    files: dict[str, str], expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cores_of(monkeypatch, tmp_path, range(8))
-    (tmp_path / "cpu").mkdir()
-    for name, text in files.items():
-        (tmp_path / name).write_text(f"{text}\n")
-    assert defaults.cores() == expected
 
 
 def test_sizes_come_from_the_cores_or_from_the_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What a job may ask for its tasks, and which GPU a task's worker uses."""
+"""What a job may ask for its tasks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 from pyspark.resource import ResourceProfileBuilder
 
 import spark_elastic
-from spark_elastic.launchers.gpus import gpu_at
 from spark_elastic.launchers.resources import TaskResources
 
 
@@ -85,31 +84,3 @@ def test_tasks_that_would_wait_for_ever_are_refused() -> None:
     with pytest.raises(ValueError, match=r"executors have none: set spark\.executor\.resource\.gpu\.amount"):
         TaskResources(gpus=1).check_executors(get)
     TaskResources(gpus=1, executor_gpus=1).check_executors(get)
-
-
-@pytest.mark.parametrize(
-    ("address", "visible", "value"),
-    [
-        ("1", None, "1"),
-        ("MIG-1c2d/3/0", None, "MIG-1c2d/3/0"),
-        ("1", "2,3", "3"),
-        ("0", "MIG-a,MIG-b", "MIG-a"),
-        ("1", "GPU-a,GPU-b", "GPU-b"),
-        ("MIG-b", "MIG-a,MIG-b", "MIG-b"),
-        ("GPU-b", "0,1", "GPU-b"),  # nobody can tell these apart but CUDA
-        ("5", "5", "5"),  # the cluster hides all other GPUs
-        ("5", "GPU-a", "GPU-a"),
-    ],
-)
-def test_an_assigned_gpu_is_one_of_those_that_the_cluster_has_left_visible(
-    address: str, visible: str | None, value: str
-) -> None:
-    assert gpu_at(address, {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}) == value
-
-
-@pytest.mark.parametrize(("address", "visible"), [("2", "2,3"), ("0", ""), ("0", "-1"), ("MIG-c", "MIG-a,MIG-b")])
-def test_a_gpu_that_the_cluster_has_hidden_is_refused(address: str, visible: str) -> None:
-    with pytest.raises(
-        ValueError, match=rf"assigned GPU {address}, but CUDA_VISIBLE_DEVICES={visible} of this executor"
-    ):
-        gpu_at(address, {"CUDA_VISIBLE_DEVICES": visible})

@@ -16,7 +16,6 @@ from spark_elastic.errors import SparkElasticError
 from spark_elastic.launchers import defaults
 from spark_elastic.launchers import spark as launcher
 from spark_elastic.launchers.base import SlotListener
-from spark_elastic.launchers.defaults import pause_after
 from spark_elastic.launchers.spark import SparkSlots, cancellation_in, is_gone
 from spark_elastic.protocol.credentials import Credentials
 from spark_elastic.protocol.ticket import Ticket
@@ -295,11 +294,6 @@ def test_a_cancellation_is_told_from_a_loss(reason: str, is_cancellation: bool) 
 
 def test_a_stopped_context_that_cancels_its_jobs_is_said_to_be_stopped() -> None:
     assert cancellation_in("Job 0 cancelled because SparkContext was shut down") == "the SparkContext was stopped"
-
-
-def test_pauses_grow_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(defaults, "RESUBMIT_SECONDS", 0.5)
-    assert [pause_after(failures) for failures in (1, 2, 3, 50, 5000)] == [0.5, 1.0, 2.0, 10.0, 10.0]
 
 
 def test_a_session_that_has_been_stopped_is_told_of_before_it_is_asked_for_anything() -> None:
