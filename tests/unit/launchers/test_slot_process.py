@@ -117,6 +117,7 @@ def test_a_slot_whose_parent_has_ended_without_a_word_ends_as_its_parent_did(sta
 def test_to_kill_a_slot_is_to_end_the_connection_of_its_order_and_harmless_when_it_has_ended(start: Start) -> None:
     slot, theirs, writing = slot_of(start("exec sleep 1000"))
     slot.kill()
+    theirs.settimeout(30)
     assert theirs.recv(10) == b"", "its parent sees this and kills it"
     theirs.close()
     slot.kill()

@@ -10,9 +10,9 @@ import torch
 from played_copies import Copy
 
 from spark_elastic.errors import WorkerLostError
-from spark_elastic.protocol.messages import FormWorld, Member
+from spark_elastic.protocol.messages import CommitId, FormWorld, Member
 from spark_elastic.worker.runtime import Runtime
-from spark_elastic.worker.world import World
+from spark_elastic.worker.world import World, translated_errors
 
 
 class Group:
@@ -118,3 +118,45 @@ def test_a_rank_has_met_the_others_once_the_reduction_has_ended(error: RuntimeEr
     assert not World.has_met(world)
     group.runs_ahead, work = False, None
     assert not World.has_met(world)
+
+
+class Alone:
+    """Stands for the process group of a world of one."""
+
+    runs_ahead = False
+
+
+def alone(control: Any) -> World:
+    order = FormWorld(3, (Member(7, 0, 0, 1, 0, 1, CommitId(2, 5)),), 2, "gloo")
+    runtime = Runtime(group=lambda *args: Alone())  # type: ignore[arg-type,return-value]
+    return World(control, order, 7, "127.0.0.1", 1.0, runtime)
+
+
+def test_a_rank_that_is_alone_exchanges_with_itself_once_for_each_commit() -> None:
+    made = alone(None)
+    assert (made.rank, made.size, made.newest_commit) == (0, 1, CommitId(2, 5))
+    assert made.finish_exchange() is None
+    made.start_exchange([4, -7, 2**40])
+    assert made.finish_exchange() == [[4, -7, 2**40]]
+    assert made.finish_exchange() is None
+    assert made.gather(9) == [9]
+
+
+@pytest.mark.parametrize("is_broken", [True, False])
+def test_an_error_of_a_collective_is_a_lost_worker_where_the_world_is_broken_and_else_the_users(
+    is_broken: bool,
+) -> None:
+    control: Any = SimpleNamespace(is_aborted=lambda generation: is_broken, abort_reason="rank 1 on b was lost")
+    made = alone(control)
+    made.group.is_broken = lambda: False  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError if not is_broken else WorkerLostError) as raised, translated_errors(made):
+        raise RuntimeError("Connection reset by peer")
+    told = "generation 3 is broken: rank 1 on b was lost" if is_broken else "Connection reset by peer"
+    assert str(raised.value) == told
+    with pytest.raises(ValueError, match="x"), translated_errors(made):
+        raise ValueError("x")
+
+
+def test_outside_a_world_errors_are_as_they_are() -> None:
+    with pytest.raises(RuntimeError, match="x"), translated_errors(None):
+        raise RuntimeError("x")
