@@ -77,7 +77,7 @@ def test_all_slots_are_for_workers() -> None:
     assert ClientDriver(None).own_slots == 0
 
 
-def test_a_checkpoint_that_cannot_be_written_is_refused_before_anything_starts() -> None:
+def test_its_check_is_whether_the_checkpoint_can_be_written_and_starts_nothing() -> None:
     platform: Any = Platform()
     with pytest.raises(CheckpointError, match="cannot be opened"):
         ClientDriver(CheckpointWish("odd://bucket", 1.0)).check(platform, None)

@@ -16,7 +16,7 @@ from threads import find_thread
 from spark_elastic.driver.event_log import EventLog
 from spark_elastic.driver.service import SparkDriverService
 from spark_elastic.driver.settings import JobSettings
-from spark_elastic.errors import JobCancelledError, NotEnoughHostsError, SparkElasticError
+from spark_elastic.errors import JobCancelledError, NotEnoughHostsError
 from spark_elastic.protocol.credentials import create_credentials
 from spark_elastic.protocol.records import Entry, JobFailed
 
@@ -49,14 +49,6 @@ def test_it_listens_from_the_beginning_and_nothing_is_left_at_the_end() -> None:
     assert not is_running()
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.1", service.port), 10)
-
-
-def test_a_port_that_is_taken_is_an_error_and_leaves_no_thread() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        settings = JobSettings(driver_port=taken.getsockname()[1])
-        with pytest.raises((OSError, SparkElasticError)):
-            SparkDriverService(settings, CREDENTIALS, bind_address="127.0.0.1").__enter__()
-    assert not is_running()
 
 
 def test_what_runs_on_the_loop_is_returned_and_raised_to_who_called_from_another_thread(

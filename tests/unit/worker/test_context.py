@@ -40,7 +40,7 @@ def test_in_a_job_the_device_is_that_of_the_task_from_the_first_line_on(monkeypa
     assert spark_elastic.device() == torch.device("cuda", 0)
 
 
-def test_outside_a_job_the_device_is_a_gpu_if_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outside_a_job_the_device_is_what_torch_finds_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     for is_there, device in ((True, "cuda"), (False, "cpu")):
         monkeypatch.setattr(torch.cuda, "is_available", lambda is_there=is_there: is_there)
         assert spark_elastic.device() == torch.device(device)
