@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import logging
 import secrets
 from typing import TYPE_CHECKING
@@ -44,5 +45,7 @@ def _end_on_executors(session: SparkSession | ConnectSession) -> None:
         try:
             ended = queries.submit(end_idle_importers, "spark_elastic.shutdown()", tasks=parallelism(session))
             ended.result(EXECUTORS_SECONDS)
+        except concurrent.futures.TimeoutError:
+            logger.info("processes that wait for a job on executors end by themselves: no core was free")
         except Exception as error:
-            logger.info("processes that wait for a job on executors end by themselves: %s", error or "no core was free")
+            logger.info("processes that wait for a job on executors end by themselves: %s", error)

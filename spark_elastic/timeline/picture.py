@@ -70,4 +70,5 @@ def _draw_workers(axes: Axes, history: History) -> None:
             axes.plot(line.spans[-1].end, row, "x", color="#c62828")
     axes.set_yticks(range(len(history.workers)), [f"worker {line.worker}" for line in history.workers])
     axes.invert_yaxis()
-    axes.legend(ncols=len(COLORS), loc="lower left", bbox_to_anchor=(0, 1), frameon=False, fontsize="small")
+    if history.workers:
+        axes.legend(ncols=len(COLORS), loc="lower left", bbox_to_anchor=(0, 1), frameon=False, fontsize="small")

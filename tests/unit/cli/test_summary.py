@@ -1,4 +1,4 @@
-"""summary: the same figures as text and as JSON; test_timeline.py has what they are."""
+"""summary: the same figures as text and as JSON; tests/unit/timeline/test_summary.py has what they are."""
 
 from __future__ import annotations
 

@@ -89,3 +89,14 @@ def test_executors_that_cannot_be_asked_are_a_line_in_the_log_and_the_next_sessi
         spark_elastic.shutdown()
     assert len(jobs.submitted) == 2
     assert ["end by themselves: the session is closed" in message for message in caplog.messages] == [True, True]
+
+
+def test_where_no_core_becomes_free_that_is_said(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(jobs, "submit", lambda *_, tasks: Future())
+    monkeypatch.setattr(module, "EXECUTORS_SECONDS", 0.01)
+    monkeypatch.setattr(module, "used_sessions", lambda: [session(1)])
+    with caplog.at_level(logging.INFO, "spark_elastic"):
+        spark_elastic.shutdown()
+    assert "end by themselves: no core was free" in caplog.text

@@ -6,6 +6,7 @@ import story
 from story import entries, sampled
 
 from spark_elastic.timeline.history import Doing, History, Sample, read_history
+from spark_elastic.timeline.summary import summarize
 
 
 def test_a_workers_life_is_told_without_gaps(history: History) -> None:
@@ -76,3 +77,11 @@ def test_what_workers_have_used_said_and_raised_is_in_their_lines() -> None:
     assert first.samples == [Sample(4, 1.5, 2**30), Sample(9, 6.5, 2**30)]
     assert (first.last_lines, first.traceback) == (["hello"], "")
     assert (second.last_lines, second.traceback) == (["goodbye"], "Traceback …")
+
+
+def test_rows_add_up_where_a_loader_is_set_back_to_an_earlier_epoch() -> None:
+    events = story.killed()
+    place = next(n for n, event in enumerate(events) if event["event"] == "world_finished")
+    back = story.told("progress", 19.9, 0, 0, 3, step=240, epoch=0, rows=400, rows_total=1000)
+    facts = summarize(read_history(entries([*events[:place], back, *events[place:]])))
+    assert facts["rows_done"] == 2000 + 400
