@@ -8,11 +8,9 @@ the same data removes what a dead writer has left behind, once it is certain tha
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import json
 import logging
-import operator
 import secrets
 import threading
 import time
@@ -23,13 +21,13 @@ from typing import Any
 
 from pyspark.sql import Column, DataFrame, Observation, Window
 from pyspark.sql import functions as f
-from pyspark.sql.types import ArrayType, DataType, FloatType, StructType
+from pyspark.sql.types import ArrayType, BinaryType, DataType, FloatType, StructType
 
 from spark_elastic._text import shown
 from spark_elastic.data import read_manifest
 from spark_elastic.errors import DataError
 from spark_elastic.estimator.finite import SHOWN
-from spark_elastic.estimator.frame import Facts, as_numbers, column, is_list, unambiguous
+from spark_elastic.estimator.frame import Facts, as_numbers, column, in_rows, is_list, unambiguous
 from spark_elastic.estimator.identity import content_of, identity_by_plan, identity_by_rows, identity_of_content, marked
 from spark_elastic.estimator.store import Store
 
@@ -116,7 +114,7 @@ def check_names(columns: Sequence[str]) -> None:
 def identity_of(frame: DataFrame, names: Sequence[str], split: Split) -> str:
     """Return the identity of the data that ``written`` makes. Runs a Spark job if the plan does not determine the rows."""
     columns = _selected(frame, names, split)
-    content = identity_by_plan(frame, columns) or identity_by_rows(frame.select(*columns))
+    content = identity_by_plan(frame, columns) or identity_by_rows(_for_udfs(frame, names).select(*columns))
     return _with_split(content, split)
 
 
@@ -125,12 +123,18 @@ def is_written(frame: DataFrame, names: Sequence[str], store: Store, split: Spli
     found = _read(store, url)
     if found is None or not _is_whole(store, found):
         return False
-    mine = frame.select(*_selected(frame, names, replace(split, stratify=None)))
+    mine = _for_udfs(frame, names).select(*_selected(frame, names, replace(split, stratify=None)))
     kept = frame.sparkSession.read.parquet(store.spark_url(url))
     if not set(mine.columns) <= set(kept.columns):
         return False
     kept = kept.select(*map(column, mine.columns))
     return mine.agg(*content_of(mine)).first() == kept.agg(*content_of(kept)).first()
+
+
+def _for_udfs(frame: DataFrame, names: Sequence[str]) -> DataFrame:
+    """Return the DataFrame in a form that Spark feeds to the UDF for bytes, if a column has bytes."""
+    has_bytes = any(isinstance(frame.schema[name].dataType, BinaryType) for name in names)
+    return in_rows(frame, names) if has_bytes else frame
 
 
 def _selected(frame: DataFrame, names: Sequence[str], split: Split) -> list[Column]:
@@ -262,7 +266,7 @@ def _write(
 ) -> Dataset:
     url = f"{folder}/{secrets.token_hex(8)}"
     target = store.spark_url(url)
-    numbers = frame.select(*_selected(frame, names, split))
+    numbers = _for_udfs(frame, names).select(*_selected(frame, names, split))
     # The rows are sorted by a hash, so that files hold them in the same order however Spark's shuffle delivers them.
     divided = _stratified(numbers, names, split) if split.stratify else numbers
     key = f.xxhash64(*_hashed(numbers, names))
@@ -283,7 +287,9 @@ def _write(
     wanted = [*_observed(spread, told, untold), *(content_of(numbers) if by_rows else ())]
     observed = spread.drop(_KEY).observe(observation, *wanted)
     try:
-        writer = observed.drop(_STRATUM).write.option("parquet.block.size", ROW_GROUP_BYTES)
+        # A session's limit of rows in a file would give other files, and thereby another order of rows.
+        options = {"parquet.block.size": ROW_GROUP_BYTES, "maxRecordsPerFile": 0}
+        writer = observed.drop(_STRATUM).write.options(**options)
         writer.partitionBy(_SPLIT).parquet(target)
         seen = observation.get
         suspects = next((chunk for place, chunk in enumerate(untold) if seen[f"good_{place}"] < seen["rows"]), [])
@@ -347,9 +353,17 @@ def _observed(frame: DataFrame, names: Sequence[str], chunks: Sequence[Sequence[
     """Return aggregates that the writing pass computes: facts of the named columns, and the good rows of each chunk of others."""
     wanted = [f.count(f.lit(1)).alias("rows"), f.sum(column(_SPLIT)).alias("validation_rows")]
     for place, chunk in enumerate(chunks):
-        are_finite = (_is_finite(name, frame.schema[name].dataType) for name in chunk)
-        wanted.append(f.count_if(functools.reduce(operator.and_, are_finite)).alias(f"good_{place}"))
+        are_finite = [_is_finite(name, frame.schema[name].dataType) for name in chunk]
+        wanted.append(f.count_if(_all_of(are_finite)).alias(f"good_{place}"))
     return wanted + _facts(frame, names)
+
+
+def _all_of(conditions: Sequence[Column]) -> Column:
+    """Return whether all conditions hold, as a balanced tree: Spark Connect's messages nest at most a hundred levels."""
+    if len(conditions) == 1:
+        return conditions[0]
+    half = len(conditions) // 2
+    return _all_of(conditions[:half]) & _all_of(conditions[half:])
 
 
 def _is_finite(name: str, kind: DataType) -> Column:

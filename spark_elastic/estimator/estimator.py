@@ -87,7 +87,7 @@ from spark_elastic.estimator.sessions import is_local, master_of, prepare_python
 from spark_elastic.estimator.store import Store
 from spark_elastic.estimator.temporary_store import temporary_store
 from spark_elastic.estimator.training import train
-from spark_elastic.launchers.session import check_gpus, parallelism, task_slots
+from spark_elastic.launchers.session import check_session_settings, parallelism, task_slots
 from spark_elastic.protocol.event_format import read_event
 from spark_elastic.protocol.records import WorldSized
 
@@ -135,7 +135,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
         check_case(dataset, layout.columns)
         check_free(dataset, added_columns(self, layout))
         recipe = plan_recipe(self, layout, self._default_loss())
-        check_gpus(session.conf, wanted=bool(self.value("useGpu")), resources=plan_resources(self))
+        check_session_settings(session, bool(self.value("useGpu")), plan_resources(self))
         sizes, shards = plan_sizes(self, session), plan_shards(self)
         split = plan_split(self, self.value("validationIndicatorCol") or None, schema)
         made_up = made_up_batch(layout, schema)
@@ -192,7 +192,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
             if self.value(name):
                 raise ValueError(f"fit_on_parquet validates on validation_url, not by {name}={self.value(name)!r}")
         recipe = plan_recipe(self, self._layout_of_names(), self._default_loss())
-        check_gpus(session.conf, wanted=bool(self.value("useGpu")), resources=plan_resources(self))
+        check_session_settings(session, bool(self.value("useGpu")), plan_resources(self))
         sizes = plan_sizes(self, session)
         with self._opened_store(session) as store:
             options = dict(storage_options or store.storage_options)

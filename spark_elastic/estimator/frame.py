@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,11 @@ from spark_elastic._json import Json
 
 # What one pass over the data found about each column, by names such as "min"; a value that does not exist is None.
 Facts = Mapping[str, Mapping[str, Any]]
+
+# Spark's setting by which pandas UDFs right after a Parquet scan are fed in columnar form.
+_COLUMNAR = "spark.sql.execution.arrow.pythonUDF.columnarInput.enabled"
+# The collation of strings that have none.
+_PLAIN = "UTF8_BINARY"
 
 
 def check_columns(schema: StructType, names: Iterable[str], role: str) -> None:
@@ -183,12 +188,18 @@ def is_vector(kind: DataType) -> bool:
     return isinstance(kind, VectorUDT)
 
 
-def holds_vectors(kind: DataType) -> bool:
-    """Whether a column holds vectors, by themselves or in structs, arrays and maps."""
+def is_only_in_rows(kind: DataType) -> bool:
+    """Whether Spark cannot feed a column to pandas UDFs in columnar form: vectors, other types of users, collated strings.
+
+    They may be in structs, arrays and maps.
+    """
     if isinstance(kind, StructType):
-        return any(holds_vectors(field.dataType) for field in kind.fields)
+        return any(is_only_in_rows(field.dataType) for field in kind.fields)
+    # pyspark 3.5 knows no collations.
+    if isinstance(kind, UserDefinedType) or getattr(kind, "collation", _PLAIN) != _PLAIN:
+        return True
     parts = (getattr(kind, name, None) for name in ("elementType", "keyType", "valueType"))
-    return is_vector(kind) or any(holds_vectors(part) for part in parts if part is not None)
+    return any(is_only_in_rows(part) for part in parts if part is not None)
 
 
 def is_list(kind: DataType) -> bool:
@@ -260,6 +271,23 @@ def _numbers_of_bytes() -> Callable[[Column], Column]:
     numbers.__annotations__ = {"values": pd.Series, "return": pd.Series}
     udf: Callable[[Column], Column] = pandas_udf(numbers, ArrayType(ShortType()))  # type: ignore[call-overload]
     return udf
+
+
+def in_rows(frame: DataFrame, names: Sequence[str]) -> DataFrame:
+    """Return the DataFrame, with a filter that lets all rows pass if one of its columns ``is_only_in_rows``.
+
+    names: columns, of which the cheapest is in the condition. Right after a Parquet scan, Spark 4.2 and later feed pandas UDFs
+    in columnar form, for which they refuse such columns also where no UDF takes them. A filter passes on rows. Spark's setting
+    for this would affect the user's whole session. Spark's optimizer does not detect that the condition always holds. The
+    condition is deterministic, so it keeps no other filter from being pushed to the scan.
+    """
+    session = frame.sparkSession
+    version = tuple(map(int, session.version.split(".")[:2]))
+    is_columnar = version >= (4, 2) and str(session.conf.get(_COLUMNAR, "true")).lower() == "true"
+    if not is_columnar or not any(is_only_in_rows(field.dataType) for field in frame.schema):
+        return frame
+    cheapest = min(names, key=lambda name: is_list(frame.schema[name].dataType))
+    return frame.where(f.hash(column(cheapest)) >= -(2**31))
 
 
 def _narrow(kind: DataType) -> DataType:

@@ -26,12 +26,12 @@ from spark_elastic.estimator.accessors import ElasticModelAccessors, TorchModelA
 from spark_elastic.estimator.callbacks import Metrics
 from spark_elastic.estimator.converters import boolean, module, names, text, whole
 from spark_elastic.estimator.export import export_network
-from spark_elastic.estimator.frame import Facts, check_case, check_free, column, with_fields
+from spark_elastic.estimator.frame import Facts, check_case, check_free, column, in_rows, with_fields
 from spark_elastic.estimator.layout import Input, Layout, change_places, positional_inputs
 from spark_elastic.estimator.params import CATEGORICAL_COLS, FEATURE_COLS, FitParams, param
 from spark_elastic.estimator.persistence import ModelReader, ModelWriter
 from spark_elastic.estimator.sessions import prepare_python
-from spark_elastic.estimator.transform import Finish, PredictionUdf, Scorer, as_rows, carry_vectors, check_features
+from spark_elastic.estimator.transform import Finish, PredictionUdf, Scorer, as_rows, check_features
 from spark_elastic.estimator.unfitted import describe_from_frame
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ class ElasticModel(Model, FitParams, MLReadable["ElasticModel"], MLWritable, Ela
         check_free(frame, outputs)
         if not outputs:
             return dataset
-        rows = carry_vectors(frame, self.layout.features)
+        rows = in_rows(frame, self.layout.features)
         found = rows.withColumn(_STRUCT, self._prediction_udf(rows.sparkSession, outputs)(rows))
         made = [self._output(name, width) for name, width in outputs.items()]
         return found.select("*", *made).drop(_STRUCT, *fields)  # "*", because unused columns may share a name

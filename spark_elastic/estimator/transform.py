@@ -20,7 +20,7 @@ from pyspark.sql.types import ArrayType, DataType, DecimalType, DoubleType, Stru
 
 from spark_elastic.estimator.devices import scoring_device
 from spark_elastic.estimator.finite import SHOWN, check_finite
-from spark_elastic.estimator.frame import as_list, check_columns, column, holds_vectors, is_list, unambiguous
+from spark_elastic.estimator.frame import as_list, check_columns, column, is_list, unambiguous
 from spark_elastic.estimator.layout import Layout, in_order, outputs_of
 from spark_elastic.estimator.row_checks import check_indexes, check_whole
 from spark_elastic.estimator.row_numbers import RowCount
@@ -28,8 +28,6 @@ from spark_elastic.estimator.sql_arguments import features_of
 
 if TYPE_CHECKING:
     import pandas as pd
-
-_COLUMNAR = "spark.sql.execution.arrow.pythonUDF.columnarInput.enabled"
 
 # Makes the output columns, each [rows] or [rows, n], from the network's outputs, each [rows, …].
 Finish = Callable[[list[np.ndarray]], dict[str, np.ndarray]]
@@ -189,25 +187,6 @@ def _with_own_names(batch: pd.Series | tuple[pd.Series, ...]) -> pd.Series | tup
     if not isinstance(batch, tuple):
         return batch
     return tuple(values.rename(f"feature_{place}") for place, values in enumerate(batch))
-
-
-def carry_vectors(frame: DataFrame, features: Sequence[str]) -> DataFrame:
-    """Return the DataFrame, with a filter that lets all rows pass if it has vectors.
-
-    Right after a Parquet scan, Spark 4.2 and later feed pandas UDFs in columnar form, which does not support vectors. A filter
-    passes on rows. Spark's setting for this would affect the user's whole session. Spark's optimizer does not detect that the
-    condition always holds. The condition is deterministic, so it keeps no other filter from being pushed to the scan.
-    """
-    session = frame.sparkSession
-    is_columnar = _version(session) >= (4, 2) and session.conf.get(_COLUMNAR, "true") == "true"
-    if not is_columnar or not any(holds_vectors(field.dataType) for field in frame.schema):
-        return frame
-    cheapest = min(features, key=lambda name: is_list(frame.schema[name].dataType))
-    return frame.where(f.hash(column(cheapest)) >= -(2**31))
-
-
-def _version(session: SparkSession) -> tuple[int, ...]:
-    return tuple(map(int, session.version.split(".")[:2]))
 
 
 def _maker(

@@ -19,7 +19,7 @@ from spark_elastic.errors import SparkElasticError
 from spark_elastic.launchers.base import SlotListener, refuse_to_strike
 from spark_elastic.launchers.defaults import YIELD_SECONDS, unlogged
 from spark_elastic.launchers.resources import ServersProfile, TaskResources, connect_profile
-from spark_elastic.launchers.session import check_gpus, default_sizes, note_use
+from spark_elastic.launchers.session import check_session_settings, default_sizes, note_use
 from spark_elastic.launchers.session_watch import WATCH_SECONDS, SessionWatch, endpoint_of
 from spark_elastic.launchers.slot import Slot
 from spark_elastic.launchers.slot_reason import GAVE_UP, find_hopeless, find_reason, never_registered
@@ -66,7 +66,7 @@ class ConnectLauncher:
     def __enter__(self) -> ConnectLauncher:
         if self._session.is_stopped:
             raise SparkElasticError("the session of Spark Connect has been stopped: make another one")
-        check_gpus(self._session.conf, resources=self._resources)
+        check_session_settings(self._session, resources=self._resources)
         if self._resources is not None:
             self._profile = connect_profile(self._session, self._resources)
         note_use(self._session, self.application)

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("spark_elastic")
 
+# Spark's setting of how many partitions a range has.
+_LEAF_PARTITIONS = "spark.sql.leafNodeDefaultParallelism"
+
 # The newest session of each Spark application in which this process has run jobs.
 _used: dict[str, SparkSession | ConnectSession] = {}
 
@@ -70,6 +73,30 @@ def check_gpus(
         raise ValueError(
             f"useGpu=True, but Spark gives a task {amount} GPUs: set spark.task.resource.gpu.amount=1 and "
             "spark.executor.resource.gpu.amount, with a discovery script, or give resourceProfile={'gpus': 1}"
+        )
+
+
+def check_session_settings(
+    session: SparkSession | ConnectSession, wants_gpus: bool = False, resources: TaskResources | None = None
+) -> None:
+    """Refuse settings with which no job can run in this session."""
+    check_gpus(session.conf, wants_gpus, resources)
+    check_idle_timeout(session)
+
+
+def check_idle_timeout(session: SparkSession | ConnectSession) -> None:
+    """Refuse a session that has Spark kill tasks which return nothing for a while: those of a job return at its end."""
+    # Spark Connect offers SQL only, whose settings are the others unless they are set.
+    prefixes = ["spark.python.worker", *(["spark.sql.execution.pyspark.udf"] if is_connect(session) else [])]
+    kills: str | None = "false"
+    seconds: str | None = "0"
+    for prefix in prefixes:
+        kills = session.conf.get(f"{prefix}.killOnIdleTimeout", kills)
+        seconds = session.conf.get(f"{prefix}.idleTimeoutSeconds", seconds)
+    if str(kills).lower() == "true" and re.fullmatch(r"0*[a-z]*", str(seconds)) is None:
+        raise ValueError(
+            f"{prefixes[-1]}.killOnIdleTimeout=true has Spark kill each worker after {seconds} s (idleTimeoutSeconds), because a "
+            "job's tasks return nothing while they train: set it to false"
         )
 
 
@@ -156,7 +183,12 @@ def default_sizes(
             raise ValueError(
                 "give max_np or num_proc: how many tasks with these resources the cluster has room for is not known to Spark"
             )
-        present = 0 if max_np is not None or resources is not None else task_slots(session)
+        is_sized = max_np is not None or resources is not None
+        if not is_sized and is_connect(session) and conf.get(_LEAF_PARTITIONS, None):
+            raise ValueError(
+                f"give max_np: Spark Connect does not tell how many cores its cluster has while {_LEAF_PARTITIONS} is set"
+            )
+        present = 0 if is_sized else task_slots(session)
         return fill_sizes(present, num_proc, min_np, max_np)
     slots = max((resources or TaskResources.of_session(conf.get)).slots_of_executor(conf.get), 1)
     if max_np is None:
@@ -177,7 +209,7 @@ def default_sizes(
 
 
 def parallelism(session: SparkSession | ConnectSession) -> int:
-    """Return how many cores Spark has for our tasks now. Raises ``ValueError`` if Spark does not tell."""
+    """Return how many cores Spark has now, or what a setting says. Raises ``ValueError`` if Spark does not tell."""
     if not is_connect(session):
         return int(session.sparkContext.defaultParallelism)
     # The plan of a range without a number of partitions shows the server's default, and costs no Spark job. ``explain`` would
@@ -194,14 +226,25 @@ def task_slots(session: SparkSession | ConnectSession, resources: TaskResources 
 
     Where ``spark.executor.cores`` is not set, that may be a few too many, if executors have cores or GPUs that are left over.
     """
-    conf, present = session.conf, parallelism(session)
+    conf = session.conf
     task = resources or TaskResources.of_session(conf.get)
     local = None if is_connect(session) else _slots_of_local_master(str(session.sparkContext.master), conf, task)
     if local is not None:
-        return max(min(present, local), 1)
+        return max(local, 1)
+    present = _cores_of_cluster(session)
     cores = task.executor_cpus or _number(conf, "spark.executor.cores", 0)
     executors, rest = divmod(present, cores) if cores else (0, present)
     return max(executors * task.slots_of_executor(conf.get) + int(rest / task.cores(conf.get)), 1)
+
+
+def _cores_of_cluster(session: SparkSession | ConnectSession) -> int:
+    """Return how many cores there are, in a classic session also where ``spark.default.parallelism`` names another number."""
+    if is_connect(session) or session.conf.get("spark.default.parallelism", None) is None:
+        return parallelism(session)
+    if str(session.sparkContext.master).startswith("local"):
+        return cores()
+    scheduler = session.sparkContext._jsc.sc().schedulerBackend()
+    return int(scheduler.totalCoreCount().get()) or parallelism(session)
 
 
 def _slots_of_local_master(master: str, conf: RuntimeConfig | ConnectConfig, task: TaskResources) -> int | None:

@@ -23,8 +23,8 @@ from spark_elastic.launchers.defaults import YIELD_SECONDS, pause_after, unlogge
 from spark_elastic.launchers.resources import TaskResources, known_profile
 from spark_elastic.launchers.session import (
     addresses_of,
-    check_gpus,
     check_session,
+    check_session_settings,
     default_sizes,
     find_session,
     note_use,
@@ -75,7 +75,7 @@ class SparkLauncher:
             self._session = find_session(stack) if self._given is None else self._given
             if is_gone(self._session.sparkContext):
                 raise SparkElasticError("the Spark session has been stopped: make another one")
-            check_gpus(self._session.sparkContext.getConf(), resources=self._resources)
+            check_session_settings(self._session, resources=self._resources)
             if self._resources is not None:
                 self._profile = known_profile(self._session, self._resources)
             use_own_python(self._session)

@@ -342,6 +342,23 @@ def test_rows_are_written_once_and_those_of_another_frame_are_never_taken(
     assert identity not in again
 
 
+def test_a_frame_of_many_columns_is_trained_on_and_scored(session: Any, frame: Any, tmp_path: Path) -> None:
+    """Messages of Spark Connect nest at most a hundred levels."""
+    import torch
+
+    from spark_elastic.estimator import TorchEstimator
+
+    names = [f"c{number}" for number in range(120)]
+    wide = frame.selectExpr("label", *(f"a + {number} AS {name}" for number, name in enumerate(names)))
+    estimator = TorchEstimator(
+        model=torch.nn.Linear(120, 1), loss=torch.nn.MSELoss(), optimizer=torch.optim.SGD, learningRate=1e-9,
+        featureCols=names, labelCols=["label"], batchSize=50, maxNp=1, store=str(tmp_path / "store"), verbose=0,
+    )  # fmt: skip
+    model = estimator.fit(wide)
+    assert model.history[-1]["rows"] == ROWS
+    assert model.transform(wide).where("prediction is null").count() == 0
+
+
 def test_lists_of_different_lengths_are_scored_and_runs_go_on(session: Any, frame: Any, tmp_path: Path) -> None:
     import torch
 

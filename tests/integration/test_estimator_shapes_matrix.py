@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import networks
 import pytest
 import torch
 from pyspark.ml.feature import VectorAssembler
+from pyspark.ml.linalg import Matrices
 from pyspark.sql import functions as f
 
 from spark_elastic.estimator import TorchClassificationModel, TorchEstimator, TorchModel, TorchRegressionModel
@@ -17,6 +19,7 @@ from spark_elastic.estimator.layout import Input, Layout
 from spark_elastic.estimator.planning import plan_recipe
 
 cloudpickle.register_pickle_by_value(networks)
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 INPUTS: dict[str, Any] = {
     "one number": {"featureCols": ["a"]},
@@ -221,3 +224,42 @@ def test_vectors_from_parquet_pass_a_transform_and_sql_and_the_session_keeps_its
     with pytest.raises(Exception, match=r"score_vectors\(vector\) takes these 1 features in this order, not 2"):
         session.sql("SELECT score_vectors(vector, vector) FROM vectors_to_score").collect()
     assert session.sql("SET").collect() == before
+
+
+class BytesAndVector(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 1)
+
+    def forward(self, content: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
+        return self.linear(torch.cat([content.float(), vector], 1))
+
+
+def test_beside_what_spark_passes_on_in_rows_only_a_transform_scores_and_a_fit_trains(
+    frame: Any, tmp_path: Path
+) -> None:
+    """Vectors beside bytes, matrices and strings with a collation, of which none takes part."""
+    session = frame.sparkSession
+    matrix = session.createDataFrame([(Matrices.dense(1, 1, [7.0]),)], ["matrix"])
+    columns = ["a", "vector", f.unhex(f.lit("0102")).alias("content"), f.expr("'x' COLLATE UTF8_LCASE AS word")]
+    frame.select(*columns, f.lit(1.0).alias("y")).crossJoin(matrix).write.parquet(str(tmp_path / "rows"))
+    rows = session.read.parquet(str(tmp_path / "rows"))
+    scored = TorchModel(torch.nn.Linear(1, 1), featureCols=["a"], outputCols=["found"]).transform(rows)
+    assert {(row["word"], row["matrix"].toArray().item()) for row in scored.collect()} == {("x", 7.0)}
+    given = {"loss": torch.nn.MSELoss(), "labelCols": ["y"], "batchSize": 16, "maxNp": 1, "verbose": 0}
+    model = TorchEstimator(model=BytesAndVector(), featureCols=["content", "vector"], **given).fit(rows)
+    assert model.history[-1]["rows"] == 60
+
+
+def test_a_sessions_limit_of_rows_in_a_file_changes_no_bit(frame: Any) -> None:
+    session, name = frame.sparkSession, "spark.sql.files.maxRecordsPerFile"
+    estimator = TorchEstimator(
+        model=torch.nn.Linear(1, 1), loss=torch.nn.MSELoss(), featureCols=["a"], labelCols=["i"], globalBatchSize=8,
+        deterministic=True, seed=3, maxNp=1, verbose=0,
+    )  # fmt: skip
+    losses = [entry["loss"] for entry in estimator.fit(frame.select("a", "i")).history]
+    session.conf.set(name, "1")
+    try:
+        assert [entry["loss"] for entry in estimator.fit(frame.select("a", "i")).history] == losses
+    finally:
+        session.conf.unset(name)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pyspark
 import pytest
-from pyspark.ml.linalg import VectorUDT
+from pyspark.ml.linalg import MatrixUDT, VectorUDT
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -25,8 +26,8 @@ from spark_elastic.estimator.frame import (
     check_case,
     check_columns,
     check_scalars,
-    holds_vectors,
     is_index,
+    is_only_in_rows,
     labels_of,
     row_shape,
     unambiguous,
@@ -59,10 +60,16 @@ def test_the_shape_of_a_row_is_told_as_far_as_the_schema_knows_it() -> None:
     assert row_shape(StructField("b", BinaryType())) is None
 
 
-def test_vectors_are_found_wherever_a_column_holds_them() -> None:
+def test_what_spark_passes_on_in_rows_only_is_found_wherever_a_column_holds_it() -> None:
     deep = StructType([StructField("m", MapType(StringType(), ArrayType(VectorUDT())))])
-    assert all(map(holds_vectors, (VectorUDT(), ArrayType(VectorUDT()), deep)))
-    assert not any(holds_vectors(field.dataType) for field in SCHEMA)
+    assert all(map(is_only_in_rows, (VectorUDT(), MatrixUDT(), ArrayType(VectorUDT()), deep)))
+    assert not any(is_only_in_rows(field.dataType) for field in SCHEMA)
+
+
+@pytest.mark.skipif(pyspark.__version__.startswith("3."), reason="Spark 3.5 knows no collations")
+def test_strings_with_a_collation_pass_on_in_rows_only() -> None:
+    assert is_only_in_rows(ArrayType(StringType("UTF8_LCASE")))
+    assert not is_only_in_rows(StringType())
 
 
 def test_the_strings_of_a_label_are_known_where_string_indexer_wrote_them() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
@@ -15,7 +17,6 @@ from spark_elastic.launchers.local_slot import ForkedParent, fork_warm_parent
 from spark_elastic.protocol.fault_points import EXECUTOR_VARIABLE, TASK_VARIABLE
 from spark_elastic.task.facts import worker_environment
 from spark_elastic.task.service import TaskPlace
-from spark_elastic.task.warm import WarmParent
 
 PLACE = TaskPlace(0)
 
@@ -30,6 +31,8 @@ def child() -> Iterator[ForkedParent]:
         os._exit(0)
     made = ForkedParent(pid, ours)
     yield made
+    with suppress(ProcessLookupError):
+        made.kill()
     ours.close()
     theirs.close()
 
@@ -65,18 +68,29 @@ def test_with_variables_of_the_users_a_fresh_interpreter_is_started(monkeypatch:
     assert started.environment == environment
 
 
-def test_without_them_it_is_forked_in_a_session_of_its_own_and_its_connection_reaches_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def serve(descriptor: int, task: int) -> None:
-        with socket.socket(fileno=descriptor) as connection:
-            told = f"{task} {os.getsid(0) == os.getpid()} {os.environ[TASK_VARIABLE]}"
-            connection.send(told.encode())
-            connection.recv(1)
+FORKING = """
+import os, socket, sys
+from spark_elastic.launchers import local_slot
+from spark_elastic.protocol.fault_points import EXECUTOR_VARIABLE, TASK_VARIABLE
+from spark_elastic.task.facts import worker_environment
+from spark_elastic.task.service import TaskPlace
 
-    monkeypatch.setattr(local_slot.warm_parent, "main", serve)
-    parent: WarmParent = fork_warm_parent(PLACE, usual())
-    assert isinstance(parent, ForkedParent)
-    assert parent.connection.recv(100).decode() == f"{os.getpid()} True {os.getpid()}"
-    parent.connection.close()  # as at the end of a task
-    assert parent.wait(30.0)
+def serve(descriptor, task):
+    with socket.socket(fileno=descriptor) as connection:
+        connection.send(f"{task} {os.getsid(0) == os.getpid()} {os.environ[TASK_VARIABLE]}".encode())
+        connection.recv(1)
+
+local_slot.warm_parent.main = serve
+me = str(os.getpid())
+usual = {**worker_environment(os.environ, {}, (), 1, sys.path), EXECUTOR_VARIABLE: me, TASK_VARIABLE: me}
+parent = local_slot.fork_warm_parent(TaskPlace(0), usual)
+assert isinstance(parent, local_slot.ForkedParent)
+assert parent.connection.recv(100).decode() == f"{me} True {me}"
+parent.connection.close()  # as at the end of a task
+assert parent.wait(30.0)
+"""
+
+
+def test_without_them_it_is_forked_in_a_session_of_its_own_and_its_connection_reaches_it() -> None:
+    """In a process of its own, as there: a fork of one with threads may inherit a lock that nobody releases."""
+    subprocess.run([sys.executable, "-c", FORKING], check=True, timeout=60)

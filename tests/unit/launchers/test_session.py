@@ -11,10 +11,13 @@ import pytest
 
 from spark_elastic.driver.run import run
 from spark_elastic.errors import SparkElasticError
+from spark_elastic.launchers.defaults import cores as own_cores
 from spark_elastic.launchers.resources import TaskResources
 from spark_elastic.launchers.session import (
     addresses_of,
     check_gpus,
+    check_idle_timeout,
+    check_session_settings,
     default_sizes,
     use_own_python,
     warn_of_too_few_cores,
@@ -40,7 +43,7 @@ def test_without_dynamic_allocation_they_are_the_clusters_cores() -> None:
         ("yarn", 8, 2),
         ("yarn", 2, 1),
         ("local[9]", 9, 2),
-        ("local[9]", 1, 1),
+        ("local[9]", 1, 2),
         ("local[*]", 8, 2),
         ("local[9 ,2]", 9, 2),
         ("local-cluster[2,6,1024]", 12, 2),
@@ -77,6 +80,39 @@ def test_with_dynamic_allocation_the_sessions_gpus_count_too() -> None:
     assert default_sizes(session(**DYNAMIC, **limits, **gpus), None, None, None) == (1, 1, 5)
 
 
+@pytest.mark.parametrize(
+    ("master", "cores", "slots"),
+    [
+        ("local[3]", 5, 3),
+        ("local-cluster[2,3,1024]", 5, 6),
+        ("local[*]", 5, own_cores()),
+        ("yarn", 5, 5),
+        ("yarn", 0, 200),
+    ],
+)
+def test_a_default_parallelism_that_somebody_has_set_is_no_number_of_cores(master: str, cores: int, slots: int) -> None:
+    """cores: what the executors that have registered have."""
+    spark = session(200, master, spark_default_parallelism="200")
+    total = SimpleNamespace(get=lambda: cores)
+    backend = SimpleNamespace(totalCoreCount=lambda: total)
+    spark.sparkContext._jsc = SimpleNamespace(sc=lambda: SimpleNamespace(schedulerBackend=lambda: backend))
+    assert default_sizes(spark, None, None, None) == (slots, slots, slots)
+
+
+@pytest.mark.parametrize(("kills", "seconds"), [("false", "60"), ("true", "0"), ("TRUE", "0s")])
+def test_an_idle_timeout_that_kills_no_workers_is_left_alone(kills: str, seconds: str) -> None:
+    check_idle_timeout(
+        session(spark_python_worker_killOnIdleTimeout=kills, spark_python_worker_idleTimeoutSeconds=seconds)
+    )
+
+
+@pytest.mark.parametrize("seconds", ["60", "600s", "10min"])
+def test_an_idle_timeout_that_would_kill_workers_is_refused(seconds: str) -> None:
+    spark = session(spark_python_worker_killOnIdleTimeout="True", spark_python_worker_idleTimeoutSeconds=seconds)
+    with pytest.raises(ValueError, match=f"killOnIdleTimeout=true has Spark kill each worker after {seconds}"):
+        check_session_settings(spark)
+
+
 def test_what_is_given_stays() -> None:
     assert default_sizes(session(6), None, 2, 3) == (2, 2, 3)
     assert default_sizes(session(6), 4, None, 8) == (4, 4, 8)
@@ -96,22 +132,45 @@ def test_dynamic_allocation_without_a_maximum_asks_for_max_np() -> None:
         default_sizes(session(**DYNAMIC), None, None, None)
 
 
-def test_a_session_of_spark_connect_that_does_not_tell_its_cores_asks_for_max_np(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class ConnectSession:
-        def __init__(self) -> None:
-            self.conf: dict[str, str] = {}
+class ConnectSession:
+    """One whose plan of a range shows a number, or none."""
 
-        def range(self, rows: int) -> Any:
-            return SimpleNamespace(_explain_string=lambda: "a plan of another version of Spark")
+    def __init__(self, plan: str = "Range (0, 1, step=1, splits=Some(8))", **settings: str) -> None:
+        self.conf = {key.replace("_", "."): value for key, value in settings.items()}
+        self._plan = plan
 
+    def range(self, rows: int) -> Any:
+        return SimpleNamespace(_explain_string=lambda: self._plan)
+
+
+@pytest.fixture
+def connect(monkeypatch: pytest.MonkeyPatch) -> type[Any]:
+    """The class of Spark Connect's sessions."""
     module = SimpleNamespace(SparkSession=ConnectSession)
     monkeypatch.setitem(sys.modules, "pyspark.sql.connect.session", module)  # type: ignore[arg-type]
-    spark: Any = ConnectSession()
-    with pytest.raises(ValueError, match="give max_np: this session of Spark Connect does not tell"):
+    return ConnectSession
+
+
+def test_a_session_of_spark_connect_that_does_not_tell_its_cores_asks_for_max_np(connect: type[Any]) -> None:
+    spark = connect("a plan of another version of Spark")
+    with pytest.raises(ValueError, match=r"give max_np: this session of Spark Connect does not tell"):
         default_sizes(spark, None, None, None)
     assert default_sizes(spark, None, 2, 3) == (2, 2, 3)
+
+
+def test_a_session_of_spark_connect_with_partitions_of_its_own_for_ranges_asks_for_max_np(connect: type[Any]) -> None:
+    assert default_sizes(connect(), None, None, None) == (8, 8, 8)
+    spark = connect(spark_sql_leafNodeDefaultParallelism="20")
+    with pytest.raises(ValueError, match=r"give max_np: .* while spark\.sql\.leafNodeDefaultParallelism is set"):
+        default_sizes(spark, None, None, None)
+    assert default_sizes(spark, None, 2, 3) == (2, 2, 3)
+
+
+def test_an_idle_timeout_of_sql_counts_in_spark_connect_and_else_that_of_workers(connect: type[Any]) -> None:
+    workers = {"spark_python_worker_killOnIdleTimeout": "true", "spark_python_worker_idleTimeoutSeconds": "60"}
+    with pytest.raises(ValueError, match=r"udf\.killOnIdleTimeout=true has Spark kill each worker after 60"):
+        check_idle_timeout(connect(**workers))
+    check_idle_timeout(connect(**workers, spark_sql_execution_pyspark_udf_killOnIdleTimeout="false"))
 
 
 def test_the_initial_executors_are_waited_for() -> None:
