@@ -97,7 +97,7 @@ time.time = lambda: real() + (1 if int(real()) % 2 else -1) * 365 * 86400
 
 
 def test_the_clock_may_jump(submit: Submit, tmp_path: Path) -> None:
-    """Python's; tests/unit/test_clock.py and test_connection.py have what else asks for the time of day."""
+    """Python's; tests/unit/test_clock.py and tests/unit/protocol/test_connection.py have what else asks for the time of day."""
     (tmp_path / "sitecustomize.py").write_text(JUMPING_CLOCK)
     job = submit(environment={"PYTHONPATH": str(tmp_path)})
     job.strike()

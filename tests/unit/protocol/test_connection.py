@@ -8,11 +8,13 @@ import random
 import socket
 import ssl
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import msgspec
+import psutil
 import pytest
+from processes import ports_of
 
 from spark_elastic.protocol import messages as m
 from spark_elastic.protocol.connection import (
@@ -25,6 +27,14 @@ from spark_elastic.protocol.connection import (
     encode,
 )
 from spark_elastic.protocol.credentials import Credentials, create_credentials
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    """After each test nobody listens who did not before."""
+    before = ports_of(psutil.Process())
+    yield
+    assert ports_of(psutil.Process()) == before
 
 
 @pytest.fixture(scope="module")
