@@ -146,6 +146,14 @@ def train(
     }
 
 
+def trainer_of(args: dict[str, Any], **settings: Any) -> ElasticTrainer:
+    """A small one, with these arguments of ``TrainingArguments`` and these of its own."""
+    given = {"save_strategy": "no", "use_cpu": True, "output_dir": "unused", **args}
+    model = settings.pop("model", None) or Tagger()
+    settings = {"train_dataset": Words(8), "global_batch_size": 4, **settings}
+    return ElasticTrainer(model=model, args=TrainingArguments(**given), **settings)
+
+
 def stop_on_one_rank(output_dir: str, hook: str) -> int:
     """Have a callback stop training on rank 1 after three steps. Return how many steps there were."""
     import spark_elastic as se

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from huggingface_training import BATCH, Plain, Tagger, Untold, Words, train
-from transformers import AutoConfig, AutoModelForCausalLM, TrainingArguments
+from huggingface_training import BATCH, Plain, Untold, Words, train, trainer_of
 
 from spark_elastic.data import ElasticDataLoader
-from spark_elastic.huggingface import ElasticTrainer
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-@pytest.fixture(autouse=True)
-def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A Trainer makes its output_dir here, though it saves nothing."""
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.parametrize("model", ["tagger", "untold", "regression"])
@@ -57,40 +48,9 @@ def test_a_model_is_not_tried_with_ignored_labels_unless_the_data_have_some() ->
     assert (trainer.state.global_step, trainer._averages_labels) == (2, None)
 
 
-def trainer_of(args: dict[str, Any], **settings: Any) -> ElasticTrainer:
-    given = {"save_strategy": "no", "use_cpu": True, "output_dir": "unused", **args}
-    model = settings.pop("model", None) or Tagger()
-    settings = {"train_dataset": Words(8), "global_batch_size": 4, **settings}
-    return ElasticTrainer(model=model, args=TrainingArguments(**given), **settings)
-
-
-@pytest.mark.parametrize(
-    ("args", "said"),
-    [
-        (
-            {"gradient_accumulation_steps": 2},
-            "gradient_accumulation_steps does not go with an ElasticTrainer: global_batch",
-        ),
-        ({"save_strategy": "steps"}, r"save_strategy .* run\(checkpoint="),
-        ({"auto_find_batch_size": True}, "auto_find_batch_size .*per_device_train_batch_size"),
-        ({"torch_compile": True}, r"torch_compile .*model\.compile\(\)"),
-        ({"neftune_noise_alpha": 5.0}, "neftune_noise_alpha .*again"),
-        ({"optim": "lomo"}, "optim .*lomo steps within backward"),
-        ({"include_num_input_tokens_seen": "all"}, "include_num_input_tokens_seen .*tokens of one rank"),
-        ({"train_sampling_strategy": "group_by_length"}, "train_sampling_strategy='group_by_length'"),
-    ],
-)
-def test_settings_that_would_be_left_out_or_train_wrongly_are_refused(args: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        trainer_of(args)
-
-
-def test_smoothed_labels_of_a_language_model_are_refused_as_the_trainer_would_not_shift_them() -> None:
-    sizes = {"vocab_size": 11, "n_embd": 4, "n_layer": 1, "n_head": 1, "n_positions": 8}
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("gpt2", **sizes))
-    with pytest.raises(ValueError, match=r"label_smoothing_factor .*shift"):
-        trainer_of({"label_smoothing_factor": 0.1}, model=model)
-    assert trainer_of({}, model=model).elastic.progress is None
+def test_sampling_that_the_loader_does_not_have_is_refused() -> None:
+    with pytest.raises(ValueError, match="train_sampling_strategy='group_by_length'"):
+        trainer_of({"train_sampling_strategy": "group_by_length"})
 
 
 def test_data_come_from_a_dataset_or_from_a_loader() -> None:
