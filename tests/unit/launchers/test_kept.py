@@ -5,45 +5,21 @@ from __future__ import annotations
 import os
 import resource
 import signal
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
+from local_clusters import take
 
 from spark_elastic.launchers.kept import KeptParent
-from spark_elastic.launchers.local_cluster import LocalCluster
-from spark_elastic.launchers.slot_process import SlotParent
 from spark_elastic.task import process_setting
-
-
-@pytest.fixture
-def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KeptParent]:
-    """A place to keep a process in; processes are ones that only wait."""
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\nexec sleep 1000\n")
-    python.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(python))
-    (tmp_path / "folder").mkdir()
-    monkeypatch.chdir(tmp_path / "folder")
-    kept = KeptParent()
-    yield kept
-    kept.end()
-    assert not [child for child in psutil.Process().children() if child.name() == "sleep"]
 
 
 def keep_one(kept: KeptParent) -> int:
     """Start and keep a process, as the first run does; return its number."""
     parent = kept.take(1)
     kept.keep(parent)
-    return parent.pid
-
-
-def take(kept: KeptParent, cpus: int = 1) -> int:
-    """Take a process as the next run does, which ends it when it is over; return its number."""
-    parent = kept.take(cpus)
-    parent.end()
     return parent.pid
 
 
@@ -153,36 +129,3 @@ def test_a_forked_child_leaves_the_process_to_the_one_that_has_started_it(kept: 
     kept._lock.release()
     assert os.waitpid(child, 0)[1] == 0
     assert take(kept) == first
-
-
-def closed_cluster(kept: KeptParent) -> tuple[LocalCluster, SlotParent]:
-    """A cluster that is about to be closed, and the process that its slots were forked from."""
-    cluster = LocalCluster(1, kept=kept)
-    cluster._replace_parent()
-    return cluster, cluster._parents[0]
-
-
-def test_a_cluster_of_one_run_leaves_its_process_though_the_working_directory_is_gone(kept: KeptParent) -> None:
-    cluster, parent = closed_cluster(kept)
-    Path.cwd().rmdir()
-    cluster.close()
-    assert not parent.has_ended
-    with pytest.raises(FileNotFoundError):
-        kept.take(1)
-    assert parent.has_ended
-
-
-def test_a_cluster_in_which_a_slot_may_still_run_ends_it(kept: KeptParent) -> None:
-    cluster, parent = closed_cluster(kept)
-    cluster.acquire()
-    cluster.close()
-    assert parent.has_ended
-    assert take(kept) != parent.pid
-
-
-def test_a_cluster_of_the_users_own_ends_it() -> None:
-    cluster = LocalCluster(1)
-    cluster._replace_parent()
-    [parent] = cluster._parents
-    cluster.close()
-    assert parent.has_ended

@@ -1,4 +1,4 @@
-"""Slots on this machine: who gets which seat of a cluster, and what becomes of processes that fail."""
+"""Slots on this machine: how many there are, which GPUs they have, and what becomes of processes that fail."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from limited_cores import cores_of
+from local_clusters import numbers
 
 import spark_elastic
 from spark_elastic.errors import SparkElasticError
@@ -20,70 +21,6 @@ from spark_elastic.protocol.ticket import Ticket
 
 SECONDS = 30.0  # only a failing test waits for so long
 TICKET = Ticket("1", (("127.0.0.1", 1),), Credentials(b"", b""), None)
-
-
-def numbers(cluster: LocalCluster, count: int) -> list[int]:
-    """The seats that are free, which are taken then."""
-    return [seat.number for _ in range(count) if (seat := cluster.acquire()) is not None]
-
-
-def test_a_cluster_has_so_many_seats_and_no_more() -> None:
-    cluster = LocalCluster(2)
-    assert numbers(cluster, 3) == [0, 1]
-
-
-def test_a_seat_is_free_again_when_nothing_runs_there() -> None:
-    cluster = LocalCluster(2)
-    first, _ = cluster.acquire(), cluster.acquire()
-    assert first is not None
-    cluster.release(first)
-    assert numbers(cluster, 2) == [0]
-
-
-def test_taken_seats_go_first_from_the_highest_on_and_their_slots_have_to_leave() -> None:
-    cluster = LocalCluster(3)
-    taken = [cluster.acquire(), cluster.acquire()]
-    cluster.take_away(1)
-    assert [seat is not None and seat.leave_by is not None for seat in taken] == [False, True]
-    assert cluster.slots == 2
-    cluster.take_away(2)
-    assert cluster.slots == 0
-    assert numbers(cluster, 1) == []
-
-
-def test_a_seat_that_was_taken_away_is_not_free_when_it_is_left_until_it_is_given_back() -> None:
-    cluster = LocalCluster(1)
-    seat = cluster.acquire()
-    assert seat is not None
-    cluster.take_away()
-    cluster.release(seat)
-    assert numbers(cluster, 1) == []
-    cluster.give_back()
-    assert numbers(cluster, 1) == [0]
-
-
-def test_a_seat_that_is_given_back_before_it_was_left_is_free_when_it_is() -> None:
-    cluster = LocalCluster(1)
-    seat = cluster.acquire()
-    assert seat is not None
-    cluster.take_away()
-    cluster.give_back()
-    assert numbers(cluster, 1) == []
-    cluster.release(seat)
-    assert numbers(cluster, 1) == [0]
-
-
-def test_more_than_there_is_cannot_be_taken_or_given_back() -> None:
-    cluster = LocalCluster(1)
-    with pytest.raises(ValueError, match=r"^2 slots cannot be taken away: there are 1"):
-        cluster.take_away(2)
-    with pytest.raises(ValueError, match=r"^1 slot cannot be given back: none were taken away"):
-        cluster.give_back()
-    for grace in (-1, "x", float("nan"), True):
-        with pytest.raises(ValueError, match=r"^grace must be a number of seconds from 0 on, not"):
-            cluster.take_away(grace=grace)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"slots must be a whole number from 1 on, not 0"):
-        LocalCluster(0)
 
 
 @pytest.mark.usefixtures("two_gpus")
