@@ -1,0 +1,88 @@
+"""leave: what it says of the tasks that it has found, and how long it holds them; task/test_leave.py has their side of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from queue import SimpleQueue
+
+import pytest
+
+from spark_elastic.cli import main
+from spark_elastic.task.leave import LeaveCommand, asked_to_leave, hold
+
+FIND_SECONDS = 0.2
+
+
+@pytest.fixture(autouse=True)
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A machine of its own, as far as the command is concerned, where tasks are found soon. Nothing is left there."""
+    monkeypatch.setattr("spark_elastic.task.leave.FIND_SECONDS", FIND_SECONDS)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    yield
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def tasks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, int], SimpleQueue[float]]]:
+    """``tasks(left, staying)``: so many find the command as soon as it runs. Returns the moments at which slots are free."""
+    threads: list[threading.Thread] = []
+    ends: list[socket.socket] = []
+    freed: SimpleQueue[float] = SimpleQueue()
+    enter = LeaveCommand.__enter__
+
+    def find(left: int, staying: int) -> SimpleQueue[float]:
+        def wait_for_the_end(end: socket.socket) -> None:
+            asyncio.run(hold(end, 0.0))
+            freed.put(time.monotonic())
+
+        def enter_and_call(command: LeaveCommand) -> LeaveCommand:
+            enter(command)
+            ends.extend(asyncio.run(asked_to_leave()) for _ in range(left + staying))
+            threads.extend(threading.Thread(target=wait_for_the_end, args=[end]) for end in ends[:left])
+            for thread in threads:
+                thread.start()
+            return command
+
+        monkeypatch.setattr(LeaveCommand, "__enter__", enter_and_call)
+        return freed
+
+    yield find
+    for thread in threads:
+        thread.join()
+    for end in ends:
+        end.close()
+
+
+def test_workers_that_leave_are_told_of_with_the_time_that_it_took(
+    tasks: Callable[[int, int], SimpleQueue[float]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    tasks(2, 0)
+    assert main(["leave", "--grace", "60"]) == 0
+    assert re.fullmatch(r"2 tasks had their workers leave, in \d+\.\d s\n", capsys.readouterr().out)
+
+
+def test_a_program_reads_from_the_outcome_that_one_of_two_workers_has_stayed(
+    tasks: Callable[[int, int], SimpleQueue[float]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    tasks(1, 1)
+    assert main(["leave", "--grace", "1", "--json"]) == 1
+    outcome = json.loads(capsys.readouterr().out)
+    assert (outcome["tasks"], outcome["left"]) == (2, 1)
+    assert outcome["seconds"] >= 1
+
+
+def test_no_slot_is_free_until_the_machine_has_been_held_as_long_as_was_asked(
+    tasks: Callable[[int, int], SimpleQueue[float]],
+) -> None:
+    freed = tasks(1, 0)
+    began = time.monotonic()
+    assert main(["leave", "--grace", "60", "--hold", "0.5"]) == 0
+    assert freed.get(timeout=60) - began >= FIND_SECONDS + 0.5

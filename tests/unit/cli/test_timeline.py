@@ -1,0 +1,74 @@
+"""timeline: which run is drawn, where to, and what is said of it; tests/unit/timeline has what the page shows."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+import story
+
+from spark_elastic.cli import main
+
+
+@pytest.fixture
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The log of two runs, in the working directory: the later one is named "efgh"."""
+    monkeypatch.chdir(tmp_path)
+    text = "".join(json.dumps(event) + "\n" for event in story.killed())
+    path = tmp_path / "events.jsonl"
+    path.write_text(text + text.replace("abcd", "efgh"))
+    return path
+
+
+def test_without_a_name_the_page_is_written_here_and_the_command_says_so(
+    log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["timeline", str(log)]) == 0
+    assert capsys.readouterr().out == "timeline.html written\n"
+    assert "efgh" in (log.parent / "timeline.html").read_text(encoding="utf-8")
+
+
+def test_of_several_runs_the_one_that_is_named_is_drawn(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["timeline", str(log), "--run", "abcd", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["output"], facts["run_id"]) == ("timeline.html", "abcd")
+    page = (log.parent / "timeline.html").read_text(encoding="utf-8")
+    assert "abcd" in page
+    assert "efgh" not in page
+
+
+def test_lines_that_could_not_be_read_are_told_of_beside_the_page(
+    log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with log.open("a") as file:
+        file.write("half of a li\n{}\n")
+    number = 2 * len(story.killed()) + 1
+    assert main(["timeline", str(log)]) == 0
+    written, told = capsys.readouterr().out.splitlines()
+    assert written == "timeline.html written"
+    assert told.startswith(f"2 lines of the log could not be read; the first: line {number}: not an event")
+
+
+def test_a_page_that_is_served_tells_its_address_as_json_and_opens_no_browser_unasked(log: Path) -> None:
+    browser = log.parent / "browser"
+    browser.write_text(f"#!/bin/sh\ntouch {log.parent}/opened\n")
+    browser.chmod(0o755)
+    command = [sys.executable, "-m", "spark_elastic.cli", "timeline", str(log), "--serve", "--json"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "BROWSER": str(browser)}
+    ) as serving:
+        try:
+            assert serving.stdout is not None
+            address = json.loads(serving.stdout.readline())["address"]
+            with urllib.request.urlopen(address) as answer:
+                assert "efgh" in answer.read().decode()
+        finally:
+            serving.terminate()
+        assert serving.stdout.read() == ""
+        assert serving.wait() == 0
+    assert not (log.parent / "opened").exists()
