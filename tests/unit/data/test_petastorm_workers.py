@@ -1,4 +1,4 @@
-"""Petastorm itself, which not every environment has; tests/petastorm has the engine on it."""
+"""Petastorm itself, which not every environment has; test_petastorm_engine.py has the engine on it."""
 
 from __future__ import annotations
 
