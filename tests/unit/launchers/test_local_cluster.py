@@ -10,6 +10,8 @@ from local_clusters import numbers, take
 from spark_elastic.launchers.kept import KeptParent
 from spark_elastic.launchers.local_cluster import LocalCluster
 from spark_elastic.launchers.slot_process import SlotParent
+from spark_elastic.protocol.credentials import Credentials
+from spark_elastic.protocol.ticket import Ticket
 
 
 def test_a_cluster_has_so_many_seats_and_no_more() -> None:
@@ -69,6 +71,46 @@ def test_more_than_there_is_cannot_be_taken_or_given_back() -> None:
             cluster.take_away(grace=grace)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"slots must be a whole number from 1 on, not 0"):
         LocalCluster(0)
+
+
+def test_who_watches_is_told_of_each_change_and_of_none_later() -> None:
+    cluster = LocalCluster(2)
+    told: list[int] = []
+
+    def look() -> None:
+        told.append(cluster.slots)
+
+    cluster.watch(look)
+    cluster.take_away()
+    cluster.give_back()
+    seat = cluster.acquire()
+    assert seat is not None
+    cluster.vacate(seat, 30.0)
+    cluster.release(seat)
+    assert told == [1, 2, 1, 1]
+    cluster.unwatch(look)
+    cluster.give_back()
+    assert (cluster.slots, told) == (2, [1, 2, 1, 1])
+
+
+def test_a_slot_that_leaves_is_not_given_more_time_by_being_asked_again() -> None:
+    cluster = LocalCluster(1)
+    seat = cluster.acquire()
+    assert seat is not None
+    cluster.vacate(seat, 5.0)
+    first = seat.leave_by
+    cluster.vacate(seat, 500.0)
+    assert seat.leave_by == first
+
+
+def test_a_closed_cluster_starts_no_slot() -> None:
+    cluster = LocalCluster(1)
+    seat = cluster.acquire()
+    assert seat is not None
+    cluster.close()
+    with pytest.raises(OSError, match="the local cluster was closed"):
+        cluster.start(Ticket("1", (), Credentials(b"", b"")), seat, 0, 0)
+    assert cluster.pids == set()
 
 
 def closed_cluster(kept: KeptParent) -> tuple[LocalCluster, SlotParent]:
