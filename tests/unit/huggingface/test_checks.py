@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from huggingface_training import trainer_of
-from transformers import AutoConfig, AutoModelForCausalLM
+import torch
+from huggingface_training import Tagger, Words, trainer_of
+from transformers import AutoConfig, AutoModelForCausalLM, TrainingArguments
+
+from spark_elastic.huggingface import ElasticTrainer, checks
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -37,3 +40,30 @@ def test_smoothed_labels_of_a_language_model_are_refused_as_the_trainer_would_no
     with pytest.raises(ValueError, match=r"label_smoothing_factor .*shift"):
         trainer_of({"label_smoothing_factor": 0.1}, model=model)
     assert trainer_of({}, model=model).elastic.progress is None
+
+
+def test_a_function_that_makes_the_model_is_refused_as_it_would_start_over() -> None:
+    args = TrainingArguments(output_dir="unused", save_strategy="no", use_cpu=True)
+    with pytest.raises(ValueError, match=r"model_init .*start over.* give model="):
+        ElasticTrainer(model_init=Tagger, args=args, train_dataset=Words(8), global_batch_size=4)
+
+
+def test_several_processes_of_the_library_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TrainingArguments, "world_size", 2)
+    with pytest.raises(ValueError, match=r"a worker is one process .*leave out deepspeed=, fsdp= and torchrun"):
+        trainer_of({})
+
+
+def test_another_device_than_the_workers_is_refused_with_the_argument_that_chooses_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(checks, "device", lambda: torch.device("cuda", 0))
+    with pytest.raises(ValueError, match="has chosen cpu and this worker has cuda:0: leave out use_cpu"):
+        trainer_of({})
+
+
+def test_of_the_gpus_that_the_trainer_sees_it_uses_one() -> None:
+    trainer = trainer_of({})
+    trainer.args._n_gpu = 4
+    checks.refuse(trainer)
+    assert trainer.args.n_gpu == 1
