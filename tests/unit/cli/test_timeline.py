@@ -33,6 +33,14 @@ def test_without_a_name_the_page_is_written_here_and_the_command_says_so(
     assert "efgh" in (log.parent / "timeline.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("name", ["out.html", "out.png"])
+def test_timeline_writes_what_the_name_says(name: str, log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = log.parent / name
+    assert main(["timeline", str(log), "-o", str(output), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["output"] == str(output)
+    assert output.read_bytes()[:4] == (b"\x89PNG" if name.endswith("png") else b"<!DO")
+
+
 def test_of_several_runs_the_one_that_is_named_is_drawn(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["timeline", str(log), "--run", "abcd", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
