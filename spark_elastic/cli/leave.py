@@ -58,7 +58,7 @@ def leave(options: argparse.Namespace) -> int:
     if not command.asked:
         print("no task of a job runs here")
     elif is_done:
-        print(f"{tasks} had their workers leave, in {seconds}")
+        print(f"{tasks} had {'its worker' if command.asked == 1 else 'their workers'} leave, in {seconds}")
     else:
         print(f"of {tasks} {command.asked - command.left} still had a worker after {seconds}")
     return 0 if is_done else 1

@@ -14,7 +14,6 @@ WITHOUT = {
     "_exhaustive.py": "for type checkers",
     "_json.py": "an alias of a type",
     "cli/__main__.py": "calls main, which test_cli.py calls",
-    "data/petastorm_engine.py": "needs Petastorm: tests/petastorm/test_petastorm_engine.py",
     "driver/commands.py": "messages without methods",
     "driver/events.py": "messages without methods",
     "driver/runtime.py": "a value with defaults",
