@@ -24,6 +24,7 @@ class Mutant:
 
 _WORKER_EVENTS = "spark_elastic.driver.worker_events:"
 _LOSSES = "spark_elastic.driver.losses:"
+_SETBACKS = "spark_elastic.driver.setbacks:Setbacks."
 _ADVANCE = "spark_elastic.driver.advance:"
 _ROSTER = "spark_elastic.driver.roster:Roster."
 _WATCHDOG = "spark_elastic.driver.watchdog:"
@@ -31,33 +32,33 @@ _FORMING = "spark_elastic.driver.forming:"
 MUTANTS = (
     Mutant(
         "a job goes on after more resets than it may have",
-        "spark_elastic.driver.setbacks:Setbacks.over_limit",
+        _SETBACKS + "over_limit",
         "self._counted <= limit",
         "self._counted <= limit + 1",
     ),
     Mutant(
         "a job that may have as many resets ends at the last of them",
-        "spark_elastic.driver.setbacks:Setbacks.over_limit",
+        _SETBACKS + "over_limit",
         "self._counted <= limit",
         "self._counted < limit",
     ),
     Mutant(
         "newcomers that break a world use up reset_limit",
-        "spark_elastic.driver.setbacks:Setbacks.broke",
+        _SETBACKS + "broke",
         "self._by_newcomers <= NEWCOMERS_LIMIT",
         "False",
         test="tests.unit.driver.test_setbacks:test_newcomers_that_fail_count_only_where_nothing_else_happens_any_more",
     ),
     Mutant(
         "the end at the limit waits for a loss for ever",
-        "spark_elastic.driver.losses:end_at_limit_if_due",
+        _LOSSES + "end_at_limit_if_due",
         "job.now < world.explained_by",
         "True",
         test="tests.unit.driver.test_losses:test_a_reset_limit_does_not_wait_long_for_a_loss_that_nobody_hears_of",
     ),
     Mutant(
         "a reset that a rank has reported does not end a job at its limit",
-        "spark_elastic.driver.losses:end_at_limit_if_due",
+        _LOSSES + "end_at_limit_if_due",
         "return end_at_limit(",
         "return False and end_at_limit(",
         test="tests.unit.driver.test_losses:test_a_reset_limit_ends_a_job_whose_world_broke_without_a_loss_once_all_have_come_back",
@@ -219,7 +220,7 @@ MUTANTS = (
     ),
     Mutant(
         "all survivors are given up with one host",
-        "spark_elastic.driver.setbacks:Setbacks.lost_state",
+        _SETBACKS + "lost_state",
         "not self._settings.durable",
         "False",
     ),
@@ -450,14 +451,14 @@ MUTANTS = (
     ),
     Mutant(
         "newcomers that fail use up reset_limit",
-        "spark_elastic.driver.setbacks:Setbacks.broke",
+        _SETBACKS + "broke",
         "if by_newcomers:",
         "if False:",
         "tests.unit.driver.test_admission:test_newcomers_that_fail_do_not_count_against_reset_limit_while_the_others_commit",
     ),
     Mutant(
         "newcomers may fail for ever where nothing else happens",
-        "spark_elastic.driver.setbacks:Setbacks.broke",
+        _SETBACKS + "broke",
         "if self._by_newcomers <= NEWCOMERS_LIMIT:",
         "if True:",
         "tests.unit.driver.test_admission:test_newcomers_that_fail_where_the_job_cannot_go_on_without_them_count",

@@ -33,6 +33,7 @@ from spark_elastic.cli.run import make_session, pairs
 from spark_elastic.launchers.defaults import cores
 from spark_elastic.launchers.gpus import find_gpus
 from spark_elastic.launchers.java import Version, dotted, installed, judge_java, output_of
+from spark_elastic.launchers.session import check_idle_timeout
 
 # The packages that every worker needs.
 _NEEDED = ("cloudpickle", "cryptography", "msgspec", "numpy", "psutil", "torch")
@@ -324,9 +325,11 @@ def check_settings(conf: Mapping[str, str], master: str) -> list[Diagnosis]:
     if conf.get("spark.executor.pyspark.memory"):
         what = "spark.executor.pyspark.memory limits the address space of workers, of which torch reserves far more than it uses"
         found.append(warning("settings", what, "unset it and raise spark.executor.memoryOverhead"))
-    if _is_on(conf, "spark.python.worker.killOnIdleTimeout"):
-        what = "spark.python.worker.killOnIdleTimeout is on: Spark kills workers after a while, and run() refuses such a session"
-        found.append(fault("settings", what, "unset it: the tasks of a job return nothing until its end"))
+    try:
+        check_idle_timeout(conf, "spark.python.worker")
+    except ValueError as error:
+        what, _, how = str(error).rpartition(": ")
+        found.append(fault("settings", what, how))
     if unbounded:
         what = "dynamic allocation has no upper limit, so run() cannot tell how many workers there may be"
         found.append(warning("settings", what, "set spark.dynamicAllocation.maxExecutors, or give max_np"))

@@ -11,7 +11,7 @@ from spark_elastic.protocol.messages import HostFacts
 def why_refuse(facts: HostFacts, others: Iterable[HostFacts] = ()) -> str:
     """Say why a host cannot run what the driver pickles, or not together with others; an empty string if it can.
 
-    others: the hosts before it while nothing has been trained on them. A job that trains goes on without a refusal.
+    others: the hosts before it, if the job begins on them. A job that has begun goes on, without this refusal.
     """
     mine = platform.python_version()
     if _minor_version(facts.python) != _minor_version(mine):

@@ -10,7 +10,7 @@ from spark_elastic.driver.clock import MachineClock
 from spark_elastic.driver.failures import FailureBook
 from spark_elastic.driver.generation import Generation
 from spark_elastic.driver.history import RecentHistory
-from spark_elastic.driver.phases import WorldChange
+from spark_elastic.driver.phases import WorkerPhase, WorldChange
 from spark_elastic.driver.roster import Roster
 from spark_elastic.driver.setbacks import Setbacks
 from spark_elastic.driver.settings import JobSettings
@@ -73,6 +73,11 @@ class JobState:
         self._commands: list[do.Command] = []
 
     # ------------------------------------------------------------------ queries
+
+    def has_begun(self, hosts: int) -> bool:
+        """Whether user code runs, and as many hosts have come as the job begins on. ``hosts``: how many have come."""
+        is_called = any(worker.phase is not WorkerPhase.STARTING for worker in self.workers.values())
+        return self.generation > 0 or (is_called and hosts >= self.settings.num_proc)
 
     @property
     def now(self) -> float:

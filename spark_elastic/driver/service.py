@@ -255,13 +255,12 @@ class SparkDriverService:
     def _admit_host(self, facts: m.HostFacts, connection: Connection) -> bool:
         """Return whether a host can take part. A host that cannot ends the job, because the others are likely to be the same."""
         others = [task.facts for task in self._tasks.values()]
-        problem = why_refuse(facts, () if self._job.generation else others)
+        problem = why_refuse(facts, () if self._job.has_begun(self._next_host) else others)
         if problem:
             self._cancel(TrainingFailedError(problem))
             connection.send(m.ReleaseTask())
             return False
-        warning = why_warn(facts, others)
-        if warning:
+        if warning := why_warn(facts, others):
             self._printer.log(logging.WARNING, warning)
         return True
 

@@ -212,9 +212,9 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
         """Train a copy for some steps with a learning rate that grows from ``low`` to ``high``, and return rates and losses.
 
         ``suggestion`` of the result is the rate to begin with. The estimator is not changed, and its own scheduler and
-        callbacks are not used. Nothing of the fit stays in the store except the data, which the next ``fit`` reuses. Blocks
-        like ``fit``. If a worker is lost, steps may be missing from the result; see ``Callback.on_batch_end``. Raises
-        ``ValueError`` for an optimizer instance, which has a rate of its own.
+        callbacks are not used. It refuses what ``fit`` refuses. Nothing of the fit stays in the store except the data, which the
+        next ``fit`` reuses. Blocks like ``fit``. If a worker is lost, steps may be missing from the result; see
+        ``Callback.on_batch_end``. Raises ``ValueError`` for an optimizer instance, which has a rate of its own.
         """
         return find_learning_rate(self, dataset, low, high, steps)
 

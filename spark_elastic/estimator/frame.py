@@ -21,6 +21,7 @@ from pyspark.sql.types import (
     DoubleType,
     FloatType,
     IntegralType,
+    NullType,
     ShortType,
     StringType,
     StructField,
@@ -189,14 +190,14 @@ def is_vector(kind: DataType) -> bool:
 
 
 def is_only_in_rows(kind: DataType) -> bool:
-    """Whether Spark cannot feed a column to pandas UDFs in columnar form: vectors, other types of users, collated strings.
+    """Whether Spark cannot feed a column to pandas UDFs in columnar form.
 
-    They may be in structs, arrays and maps.
+    These are vectors, other types of users, strings with a collation and nulls of no type, also in structs, arrays and maps.
     """
     if isinstance(kind, StructType):
         return any(is_only_in_rows(field.dataType) for field in kind.fields)
     # pyspark 3.5 knows no collations.
-    if isinstance(kind, UserDefinedType) or getattr(kind, "collation", _PLAIN) != _PLAIN:
+    if isinstance(kind, (NullType, UserDefinedType)) or getattr(kind, "collation", _PLAIN) != _PLAIN:
         return True
     parts = (getattr(kind, name, None) for name in ("elementType", "keyType", "valueType"))
     return any(is_only_in_rows(part) for part in parts if part is not None)

@@ -84,7 +84,12 @@ def plan_recipe(params: Parameterized, layout: Layout, default_loss: object) -> 
 
 
 def added_columns(params: Parameterized, layout: Layout) -> tuple[str, ...]:
-    """Return the columns that ``transform`` of the model will add."""
+    """Return the columns that ``transform`` of the model will add, as far as that is known before the network is called.
+
+    The default for several labels depends on whether it has several outputs.
+    """
+    if len(layout.labels) > 1 and not params.value("outputCols"):
+        return ()
     scored = [params.value(name) for name in _SCORED if params.hasParam(name)]
     return tuple(filter(None, scored)) or layout.outputs
 

@@ -18,6 +18,8 @@ from spark_elastic.launchers.resources import TaskResources, check_one_gpu, is_d
 from spark_elastic.protocol.fault_points import TASK_VARIABLE
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pyspark import SparkConf
     from pyspark.sql import SparkSession
     from pyspark.sql.conf import RuntimeConfig
@@ -80,23 +82,31 @@ def check_session_settings(
     session: SparkSession | ConnectSession, wants_gpus: bool = False, resources: TaskResources | None = None
 ) -> None:
     """Refuse settings with which no job can run in this session."""
-    check_gpus(session.conf, wants_gpus, resources)
-    check_idle_timeout(session)
+    if is_connect(session):
+        check_gpus(session.conf, wants_gpus, resources)
+        # SQL is all that Spark Connect offers. Its settings are those of other tasks unless they are set.
+        check_idle_timeout(session.conf, "spark.python.worker", "spark.sql.execution.pyspark.udf")
+    else:
+        # What the session's builder has set since the application started does not count.
+        conf = session.sparkContext.getConf()
+        check_gpus(conf, wants_gpus, resources)
+        check_idle_timeout(conf, "spark.python.worker")
 
 
-def check_idle_timeout(session: SparkSession | ConnectSession) -> None:
-    """Refuse a session that has Spark kill tasks which return nothing for a while: those of a job return at its end."""
-    # Spark Connect offers SQL only, whose settings are the others unless they are set.
-    prefixes = ["spark.python.worker", *(["spark.sql.execution.pyspark.udf"] if is_connect(session) else [])]
+def check_idle_timeout(conf: SparkConf | RuntimeConfig | ConnectConfig | Mapping[str, str], *prefixes: str) -> None:
+    """Refuse settings by which Spark kills tasks that return nothing for a while: those of a job return at its end.
+
+    prefixes: of the settings' names; the later ones count if they are set.
+    """
     kills: str | None = "false"
     seconds: str | None = "0"
     for prefix in prefixes:
-        kills = session.conf.get(f"{prefix}.killOnIdleTimeout", kills)
-        seconds = session.conf.get(f"{prefix}.idleTimeoutSeconds", seconds)
+        kills = conf.get(f"{prefix}.killOnIdleTimeout", kills)
+        seconds = conf.get(f"{prefix}.idleTimeoutSeconds", seconds)
     if str(kills).lower() == "true" and re.fullmatch(r"0*[a-z]*", str(seconds)) is None:
         raise ValueError(
-            f"{prefixes[-1]}.killOnIdleTimeout=true has Spark kill each worker after {seconds} s (idleTimeoutSeconds), because a "
-            "job's tasks return nothing while they train: set it to false"
+            f"with {prefixes[-1]}.killOnIdleTimeout=true and idleTimeoutSeconds={seconds}, Spark kills each worker after that "
+            "time, because the tasks of a job return nothing until its end: start the application with killOnIdleTimeout=false"
         )
 
 
@@ -244,7 +254,7 @@ def _cores_of_cluster(session: SparkSession | ConnectSession) -> int:
     if str(session.sparkContext.master).startswith("local"):
         return cores()
     scheduler = session.sparkContext._jsc.sc().schedulerBackend()
-    return int(scheduler.totalCoreCount().get()) or parallelism(session)
+    return max(int(scheduler.totalCoreCount()), 2)  # which is Spark's own default parallelism where nobody has set it
 
 
 def _slots_of_local_master(master: str, conf: RuntimeConfig | ConnectConfig, task: TaskResources) -> int | None:
@@ -253,6 +263,8 @@ def _slots_of_local_master(master: str, conf: RuntimeConfig | ConnectConfig, tas
     if found is None:
         return None
     threads, executors, each = (int(number or 1) for number in found.groups())
+    if found[2]:
+        executors = min(executors, int(conf.get("spark.cores.max", None) or executors * each) // each)
     return executors * replace(task, executor_cpus=threads * each).slots_of_executor(conf.get)
 
 

@@ -11,7 +11,7 @@ from itertools import pairwise
 from spark_elastic.errors import name_worker
 from spark_elastic.protocol import records, reports
 from spark_elastic.protocol.records import Entry, WorkerReported
-from spark_elastic.timeline.resets import Reset, find_resets
+from spark_elastic.timeline.resets import Reset, explains, find_resets
 from spark_elastic.timeline.start import Wait, find_start
 
 # Speeds are measured between reports at least this far apart; in long runs further, so that at most this many are drawn.
@@ -20,9 +20,6 @@ SPEEDS = 600
 
 # The host of a worker whose start is not in the log, because events were dropped or lines are damaged.
 UNKNOWN_HOST = "an unknown host"
-
-# In logs without the field ``explains``, these causes of a loss are provisional, and the exit code explains it.
-_FIRST_SIGNS = ("its process died", "its connection to the driver broke")
 
 
 class Doing(Enum):
@@ -273,9 +270,9 @@ class _Lines:
             case records.WorkerLost(worker, host=host, cause=cause):
                 self._change(worker, None, entry.time)
                 self._line(worker, host).cause = cause
-            case records.WorkerExited(worker, meaning=meaning, explains=explains):
+            case records.WorkerExited(worker, meaning=meaning) as exited:
                 self._change(worker, None, entry.time)
-                if self._line(worker).cause in _FIRST_SIGNS if explains is None else explains:
+                if explains(exited, self._line(worker).cause):
                     self._line(worker).cause = meaning
             case records.ResultArrived(worker) if worker in self._now:
                 if not self._generation:  # this job's function has no elastic part

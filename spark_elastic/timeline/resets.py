@@ -14,6 +14,9 @@ from spark_elastic.protocol.records import Entry, Record, WorkerReported
 # An injected fault counts as the cause of a loss if it struck at most this long before the survivors' last commit.
 FAULT_SECONDS = 1.0
 
+# In logs without the field ``explains``, these causes of a loss are provisional, and the exit code explains it.
+_FIRST_SIGNS = ("its process died", "its connection to the driver broke")
+
 
 class Kind(Enum):
     """Why a world ended."""
@@ -95,6 +98,11 @@ def find_resets(entries: Sequence[Entry]) -> list[Reset]:
         reason = log.reason_of(start, end)
         resets.append(Reset(start.kind, start.generation, reason, start.time, start.time, end, old_size=size))
     return resets
+
+
+def explains(exited: records.WorkerExited, cause: str) -> bool:
+    """Whether an exit code explains a worker's loss better than ``cause``, which was known before."""
+    return cause in _FIRST_SIGNS if exited.explains is None else exited.explains
 
 
 def _generation_of(record: Record) -> int:
@@ -200,8 +208,10 @@ class _Log:
                     log.faults.append(_Fault(entry.time, rank))
                 case records.WorkerLost(worker, int(rank), host, cause):
                     log.losses.append(_Loss(entry.time, worker, f"rank {rank} on {host}", cause))
-                case records.WorkerExited(worker, meaning=meaning, explains=True):
-                    log.explained[worker] = meaning
+                case records.WorkerExited(worker, meaning=meaning) as exited:
+                    cause = next((loss.cause for loss in log.losses if loss.worker == worker), "")
+                    if explains(exited, cause):
+                        log.explained[worker] = meaning
                 case records.WorkerReady(worker, generation):
                     log.ready[generation].append(_Sign(entry.time, worker))
                 case WorkerReported(worker, generation=generation, report=reports.Entered(step, idle)):
@@ -218,9 +228,15 @@ class _Log:
         """Return why a world ended, by its members that were lost before ``until``; what was noticed first if none was."""
         members = self.forming[ending.generation].workers if ending.generation in self.forming else ()
         lost = [loss for loss in self.losses if loss.worker in members and loss.time <= until]
+        # A worker that is ready has left its world, and does not end it any more.
+        back = {sign.worker: sign.time for sign in self.ready[ending.generation]}
+        lost = [loss for loss in lost if loss.time <= back.get(loss.worker, loss.time)]
         if ending.kind is not Kind.LOSS or not lost:
             return ending.reason
-        return "; ".join(f"{loss.who} was lost: {self.explained.get(loss.worker, loss.cause)}" for loss in lost)
+        causes = [self.explained.get(loss.worker, loss.cause) for loss in lost]
+        if len(lost) > 1:
+            causes = [cause.partition("\n")[0] for cause in causes]
+        return "; ".join(f"{loss.who} was lost: {cause}" for loss, cause in zip(lost, causes, strict=True))
 
     def step_of(self, record: Record) -> int:
         """Return how many commits had been made, if the record says so; else 0."""

@@ -341,6 +341,41 @@ def test_another_python_or_no_torch_fails_the_job_and_is_named(
         service.outcome.result(SECONDS)
 
 
+async def join_with_another_torch(service: SparkDriverService, slot: int) -> Any:
+    connection = await connect([("127.0.0.1", service.port)], CREDENTIALS, m.ToTask)
+    connection.send(m.TaskHello(slot, m.HostFacts("new", "127.0.0.1", 1, 1, platform.python_version(), "99.1")))
+    answer = await connection.receive()
+    await connection.close()
+    return answer
+
+
+def test_another_torch_on_the_hosts_that_a_job_begins_on_fails_it(log: Log) -> None:
+    async def scene(task: Any, worker: Any) -> Any:
+        await expect(await task(0), m.StartWorker)
+        return await join_with_another_torch(service, 1)
+
+    settings = JobSettings(min_np=2, max_np=2, num_proc=2)
+    with SparkDriverService(settings, CREDENTIALS, bind_address="127.0.0.1", event_log=log) as service:
+        service.begin(b"payload", None)
+        assert play(service, scene) == m.ReleaseTask()
+        with pytest.raises(
+            TrainingFailedError, match=r"a task on new has torch 99\.1, one on .* need the same minor version"
+        ):
+            service.outcome.result(SECONDS)
+
+
+def test_another_torch_on_a_host_that_comes_later_fails_no_job(service: SparkDriverService) -> None:
+    """Also where no world is ever formed, because the function has no elastic part."""
+
+    async def scene(task: Any, worker: Any) -> Any:
+        process = await worker(await expect(await task(0), m.StartWorker))
+        await expect(process, m.Chunk)
+        return await join_with_another_torch(service, 1)
+
+    assert isinstance(play(service, scene), m.Welcome)
+    assert not service.outcome.done()
+
+
 def test_a_job_of_one_worker_runs_from_registration_to_its_result(service: SparkDriverService) -> None:
     async def scene(task: Any, worker: Any) -> Any:
         host = await task(0)

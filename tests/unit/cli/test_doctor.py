@@ -340,3 +340,10 @@ def test_the_speed_of_this_machine_is_measured_for_as_long_as_it_is_told() -> No
     host, speed = measure_speed(seconds=0.05)
     assert time.perf_counter() - begun >= 0.05
     assert (host, speed > 0) == (socket.gethostname(), True)
+
+
+def test_a_timeout_that_kills_workers_is_a_fault_and_one_of_no_time_is_none() -> None:
+    kills = {"spark.python.worker.killOnIdleTimeout": "true"}
+    assert [finding.level for finding in check_settings(kills, "yarn")].count(Level.FAULT) == 0
+    found = check_settings({**kills, "spark.python.worker.idleTimeoutSeconds": "600"}, "yarn")
+    assert [finding.level for finding in found].count(Level.FAULT) == 1

@@ -16,6 +16,7 @@ from pyspark.sql.types import (
     DecimalType,
     DoubleType,
     MapType,
+    NullType,
     StringType,
     StructField,
     StructType,
@@ -62,7 +63,7 @@ def test_the_shape_of_a_row_is_told_as_far_as_the_schema_knows_it() -> None:
 
 def test_what_spark_passes_on_in_rows_only_is_found_wherever_a_column_holds_it() -> None:
     deep = StructType([StructField("m", MapType(StringType(), ArrayType(VectorUDT())))])
-    assert all(map(is_only_in_rows, (VectorUDT(), MatrixUDT(), ArrayType(VectorUDT()), deep)))
+    assert all(map(is_only_in_rows, (VectorUDT(), MatrixUDT(), ArrayType(VectorUDT()), ArrayType(NullType()), deep)))
     assert not any(is_only_in_rows(field.dataType) for field in SCHEMA)
 
 

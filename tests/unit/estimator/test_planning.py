@@ -20,6 +20,7 @@ from spark_elastic.estimator.batch_size import LEAST_SHARE, enough_workers, widt
 from spark_elastic.estimator.frame import check_columns
 from spark_elastic.estimator.planning import (
     Sizes,
+    added_columns,
     first_rows,
     given_batch,
     made_up_batch,
@@ -273,3 +274,13 @@ def test_a_balance_is_refused_for_a_run_that_goes_on_with_the_batch_size_of_work
     estimator = make(balance="auto")
     with pytest.raises(ValueError, match=r'balance="auto" needs globalBatchSize, .* with batchSize=32'):
         settle_batch(estimator, data_of(estimator), Sizes(1, 1, 1), {"batchSize": 32})
+
+
+def test_output_columns_are_known_early_unless_several_labels_leave_them_to_the_network() -> None:
+    def added(**params: Any) -> tuple[str, ...]:
+        estimator = make(**params)
+        return added_columns(estimator, estimator._layout_of_names())
+
+    assert added() == ("prediction",)
+    assert added(labelCols=["y", "z"]) == ()
+    assert added(labelCols=["y", "z"], outputCols=["a", "b"]) == ("a", "b")

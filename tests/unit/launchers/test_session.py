@@ -16,7 +16,6 @@ from spark_elastic.launchers.resources import TaskResources
 from spark_elastic.launchers.session import (
     addresses_of,
     check_gpus,
-    check_idle_timeout,
     check_session_settings,
     default_sizes,
     use_own_python,
@@ -87,21 +86,20 @@ def test_with_dynamic_allocation_the_sessions_gpus_count_too() -> None:
         ("local-cluster[2,3,1024]", 5, 6),
         ("local[*]", 5, own_cores()),
         ("yarn", 5, 5),
-        ("yarn", 0, 200),
+        ("yarn", 0, 2),
     ],
 )
 def test_a_default_parallelism_that_somebody_has_set_is_no_number_of_cores(master: str, cores: int, slots: int) -> None:
     """cores: what the executors that have registered have."""
     spark = session(200, master, spark_default_parallelism="200")
-    total = SimpleNamespace(get=lambda: cores)
-    backend = SimpleNamespace(totalCoreCount=lambda: total)
+    backend = SimpleNamespace(totalCoreCount=lambda: cores)
     spark.sparkContext._jsc = SimpleNamespace(sc=lambda: SimpleNamespace(schedulerBackend=lambda: backend))
     assert default_sizes(spark, None, None, None) == (slots, slots, slots)
 
 
 @pytest.mark.parametrize(("kills", "seconds"), [("false", "60"), ("true", "0"), ("TRUE", "0s")])
 def test_an_idle_timeout_that_kills_no_workers_is_left_alone(kills: str, seconds: str) -> None:
-    check_idle_timeout(
+    check_session_settings(
         session(spark_python_worker_killOnIdleTimeout=kills, spark_python_worker_idleTimeoutSeconds=seconds)
     )
 
@@ -109,8 +107,25 @@ def test_an_idle_timeout_that_kills_no_workers_is_left_alone(kills: str, seconds
 @pytest.mark.parametrize("seconds", ["60", "600s", "10min"])
 def test_an_idle_timeout_that_would_kill_workers_is_refused(seconds: str) -> None:
     spark = session(spark_python_worker_killOnIdleTimeout="True", spark_python_worker_idleTimeoutSeconds=seconds)
-    with pytest.raises(ValueError, match=f"killOnIdleTimeout=true has Spark kill each worker after {seconds}"):
+    with pytest.raises(ValueError, match=f"killOnIdleTimeout=true and idleTimeoutSeconds={seconds}, Spark kills"):
         check_session_settings(spark)
+
+
+def test_what_the_sessions_builder_has_set_since_the_application_started_does_not_count() -> None:
+    """Spark keeps to the application's settings, whatever the session shows."""
+    setting = "spark.python.worker.killOnIdleTimeout"
+    spark = session(spark_python_worker_idleTimeoutSeconds="60")
+    spark.conf = {**spark.conf, setting: "true", "spark.task.resource.gpu.amount": "2"}
+    check_session_settings(spark)
+    spark = session(spark_python_worker_idleTimeoutSeconds="60", spark_python_worker_killOnIdleTimeout="true")
+    spark.conf = {**spark.conf, setting: "false"}
+    with pytest.raises(ValueError, match=setting):
+        check_session_settings(spark)
+
+
+def test_the_cores_that_a_local_cluster_is_allowed_are_its_size() -> None:
+    spark = session(3, "local-cluster[3,2,1024]", spark_cores_max="4")
+    assert default_sizes(spark, None, None, None) == (4, 4, 4)
 
 
 def test_what_is_given_stays() -> None:
@@ -168,9 +183,9 @@ def test_a_session_of_spark_connect_with_partitions_of_its_own_for_ranges_asks_f
 
 def test_an_idle_timeout_of_sql_counts_in_spark_connect_and_else_that_of_workers(connect: type[Any]) -> None:
     workers = {"spark_python_worker_killOnIdleTimeout": "true", "spark_python_worker_idleTimeoutSeconds": "60"}
-    with pytest.raises(ValueError, match=r"udf\.killOnIdleTimeout=true has Spark kill each worker after 60"):
-        check_idle_timeout(connect(**workers))
-    check_idle_timeout(connect(**workers, spark_sql_execution_pyspark_udf_killOnIdleTimeout="false"))
+    with pytest.raises(ValueError, match=r"udf\.killOnIdleTimeout=true and idleTimeoutSeconds=60, Spark kills"):
+        check_session_settings(connect(**workers))
+    check_session_settings(connect(**workers, spark_sql_execution_pyspark_udf_killOnIdleTimeout="false"))
 
 
 def test_the_initial_executors_are_waited_for() -> None:

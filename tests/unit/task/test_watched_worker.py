@@ -109,4 +109,4 @@ def test_once_closed_it_watches_no_longer_and_leaves_no_descriptor() -> None:
         await driver.next(WorkerSeen)
 
     watch(scene)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before  # those of an earlier test may be collected here

@@ -52,6 +52,7 @@ def test_everything_that_a_worker_may_do_has_a_color_of_its_own() -> None:
 def test_a_run_that_never_trained_can_be_drawn(tmp_path: Path) -> None:
     start, *_ = story.killed()
     failed = story.event("job_failed", 5, error="NotEnoughHostsError", message="none")
+    pytest.importorskip("matplotlib.figure")  # what its own import warns of does not matter
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # a legend of nothing
         assert "NotEnoughHostsError" in drawn(read_history(entries([start, failed])), tmp_path)

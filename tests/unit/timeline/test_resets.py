@@ -148,3 +148,22 @@ def test_a_reset_tells_why_its_workers_were_lost_where_survivors_noticed_somethi
     )
     assert nobody.resets[0].reason == broken["reason"]
     assert "  rank 0 reports: Connection closed by peer  2 → 1 " in summary_text(nobody)
+
+
+def test_a_worker_that_is_lost_after_it_has_left_its_world_is_no_reason_for_its_end() -> None:
+    events = story.killed()
+    lost = next(place for place, event in enumerate(events) if event["event"] == "worker_lost")
+    broken = story.event("world_broken", 9.96, generation=1, reason="rank 0 reports: NCCL error")
+    both = [story.ready(9.97, 0, 1, "1.69"), story.ready(9.97, 1, 1, "1.69")]
+    events = [event for event in events if event["event"] != "world_broken"]
+    events[lost:lost] = [broken, *both]
+    assert read_history(entries(events)).resets[0].reason == "rank 0 reports: NCCL error"
+
+
+def test_of_several_losses_each_is_told_in_a_line_and_old_logs_do_not_say_what_explains() -> None:
+    events = story.killed()
+    place = next(place for place, event in enumerate(events) if event["event"] == "worker_lost")
+    events.insert(place, story.event("worker_lost", 10.0, worker=0, rank=0, host="east", cause="raised\nin line 3"))
+    del next(event for event in events if event["event"] == "worker_exited")["explains"]
+    reason = read_history(entries(events)).resets[0].reason
+    assert reason == "rank 0 on east was lost: raised; rank 1 on west was lost: killed by SIGKILL"

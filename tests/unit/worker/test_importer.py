@@ -139,6 +139,7 @@ def test_a_warm_parent_ends_with_its_task_and_the_importer_with_its_executor(
     code = EXECUTOR.replace("{code!r}", repr(CODE.format(change="")).replace("\\", "\\\\"))
     executor = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     pids: list[int] = []
+    imported = 0
     try:
         assert executor.stdout is not None
         task, parent, address, holder = executor.stdout.readline().split()
@@ -157,4 +158,4 @@ def test_a_warm_parent_ends_with_its_task_and_the_importer_with_its_executor(
         executor.communicate() if not pids else executor.wait()
         for pid in filter(is_alive, pids):
             os.kill(pid, signal.SIGKILL)
-        wait_for(lambda: not is_alive(imported))
+        wait_for(lambda: not imported or not is_alive(imported))
