@@ -104,9 +104,11 @@ def check_idle_timeout(conf: SparkConf | RuntimeConfig | ConnectConfig | Mapping
         kills = conf.get(f"{prefix}.killOnIdleTimeout", kills)
         seconds = conf.get(f"{prefix}.idleTimeoutSeconds", seconds)
     if str(kills).lower() == "true" and re.fullmatch(r"0*[a-z]*", str(seconds)) is None:
+        # Only settings of SQL can be changed in a session.
+        how = "set it to false" if ".sql." in prefixes[-1] else "start the application with killOnIdleTimeout=false"
         raise ValueError(
             f"with {prefixes[-1]}.killOnIdleTimeout=true and idleTimeoutSeconds={seconds}, Spark kills each worker after that "
-            "time, because the tasks of a job return nothing until its end: start the application with killOnIdleTimeout=false"
+            f"time, because the tasks of a job return nothing until its end: {how}"
         )
 
 
