@@ -49,7 +49,7 @@ def test_the_page_shows_the_run_without_any_complaint_of_the_browser(browser: Br
     assert "The run finished. It trained 92.9% of the time" in text
     assert "The start took 3.1 s" in text
     assert "start workers, which import torch 1.50 s" in text
-    assert "rank 1 on west was lost: its process died" in text
+    assert "rank 1 on west was lost: killed by SIGKILL" in text
     lanes = browser.evaluate(
         "[...document.querySelectorAll('#charts svg')].map(chart => chart.querySelectorAll('rect').length)"
     )
