@@ -133,13 +133,15 @@ def is_written(frame: DataFrame, names: Sequence[str], store: Store, split: Spli
 
 def _for_udfs(frame: DataFrame, names: Sequence[str]) -> DataFrame:
     """Return the DataFrame in a form that Spark feeds to the UDF for bytes, if a column has bytes."""
-    has_bytes = any(isinstance(frame.schema[name].dataType, BinaryType) for name in names)
+    schema = frame.schema
+    has_bytes = any(isinstance(schema[name].dataType, BinaryType) for name in names)
     return in_rows(frame, names) if has_bytes else frame
 
 
 def _selected(frame: DataFrame, names: Sequence[str], split: Split) -> list[Column]:
     stratum = [column(split.stratify).alias(_STRATUM)] if split.stratify else []
-    return [*(as_numbers(frame, name) for name in names), *_indicator(frame, split), *stratum]
+    schema = frame.schema
+    return [*(as_numbers(name, schema[name].dataType) for name in names), *_indicator(frame, split), *stratum]
 
 
 def _with_split(content: str, split: Split) -> str:
@@ -284,7 +286,7 @@ def _write(
     observation = Observation()
     by_rows = identity.startswith("rows-")
     told, untold = _told_apart(numbers.schema, names, described)
-    wanted = [*_observed(spread, told, untold), *(content_of(numbers) if by_rows else ())]
+    wanted = [*_observed(spread.schema, told, untold), *(content_of(numbers) if by_rows else ())]
     observed = spread.drop(_KEY).observe(observation, *wanted)
     try:
         # A session's limit of rows in a file would give other files, and thereby another order of rows.
@@ -308,7 +310,8 @@ def _write(
 
 
 def _hashed(numbers: DataFrame, names: Sequence[str]) -> list[Column]:
-    return [part for name in names for part in marked(numbers.schema[name])]
+    schema = numbers.schema
+    return [part for name in names for part in marked(schema[name])]
 
 
 def _drawn(seed: int) -> Column:
@@ -349,13 +352,13 @@ def _told_apart(
     return told, [others[start : start + CHUNK] for start in range(0, len(others), CHUNK)]
 
 
-def _observed(frame: DataFrame, names: Sequence[str], chunks: Sequence[Sequence[str]]) -> list[Column]:
+def _observed(schema: StructType, names: Sequence[str], chunks: Sequence[Sequence[str]]) -> list[Column]:
     """Return aggregates that the writing pass computes: facts of the named columns, and the good rows of each chunk of others."""
     wanted = [f.count(f.lit(1)).alias("rows"), f.sum(column(_SPLIT)).alias("validation_rows")]
     for place, chunk in enumerate(chunks):
-        are_finite = [_is_finite(name, frame.schema[name].dataType) for name in chunk]
+        are_finite = [_is_finite(name, schema[name].dataType) for name in chunk]
         wanted.append(f.count_if(_all_of(are_finite)).alias(f"good_{place}"))
-    return wanted + _facts(frame, names)
+    return wanted + _facts(schema, names)
 
 
 def _all_of(conditions: Sequence[Column]) -> Column:
@@ -373,7 +376,7 @@ def _is_finite(name: str, kind: DataType) -> Column:
 
 def _counted(written: DataFrame, names: Sequence[str]) -> Facts:
     """Return the facts of columns of written data of which some are bad."""
-    seen = written.agg(*_facts(written, names)).first()
+    seen = written.agg(*_facts(written.schema, names)).first()
     assert seen is not None
     return _facts_in(seen.asDict(), names)
 
@@ -382,10 +385,10 @@ def _facts_in(seen: Mapping[str, Any], names: Sequence[str]) -> Facts:
     return {name: {key: seen[f"{key}_{place}"] for key in _FACTS} for place, name in enumerate(names)}
 
 
-def _facts(frame: DataFrame, names: Sequence[str]) -> list[Column]:
+def _facts(schema: StructType, names: Sequence[str]) -> list[Column]:
     wanted = []
     for place, name in enumerate(names):
-        values, kind = column(name), frame.schema[name].dataType
+        values, kind = column(name), schema[name].dataType
         is_list = isinstance(kind, ArrayType)
         is_float = isinstance(kind.elementType if isinstance(kind, ArrayType) else kind, FloatType)
         null = values.isNull()
@@ -431,7 +434,7 @@ def _checked(
 
 def _example(frame: DataFrame, name: str) -> str:
     """Describe the first row whose value in this column is not a finite number, by the values of its other columns."""
-    numbers = frame.withColumn(_KEY, as_numbers(frame, name))
+    numbers = frame.withColumn(_KEY, as_numbers(name, frame.schema[name].dataType))
     kind, values = numbers.schema[_KEY].dataType, column(_KEY)
     is_array = isinstance(kind, ArrayType)
     is_float = isinstance(kind.elementType if isinstance(kind, ArrayType) else kind, FloatType)

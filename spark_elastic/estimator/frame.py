@@ -239,11 +239,13 @@ def column(name: str) -> Column:
     return f.col("`" + name.replace("`", "``") + "`")
 
 
-def as_numbers(frame: DataFrame, name: str) -> Column:
-    """Return the column in the form that is best for Parquet and Arrow: vectors as dense arrays, fractional numbers as float."""
-    kind = frame.schema[name].dataType
+def as_numbers(name: str, kind: DataType) -> Column:
+    """Return the column in the form that is best for Parquet and Arrow: vectors as dense arrays, fractional numbers as float.
+
+    kind: the column's type. A wide frame's schema is to be read once, since each time Spark Connect makes a copy of it.
+    """
     if isinstance(kind, BinaryType):
-        return as_list(frame, name).alias(name)
+        return as_list(name, kind).alias(name)
     if is_vector(kind):
         # Without the condition, Spark's function would raise for nulls without naming the column.
         return f.when(column(name).isNotNull(), vector_to_array(column(name), "float32")).alias(name)
@@ -252,9 +254,8 @@ def as_numbers(frame: DataFrame, name: str) -> Column:
     return column(name).cast(_narrow(kind)).alias(name)
 
 
-def as_list(frame: DataFrame, name: str) -> Column:
+def as_list(name: str, kind: DataType) -> Column:
     """Return a column of vectors, arrays or bytes as arrays; each byte is a number from 0 to 255."""
-    kind = frame.schema[name].dataType
     if isinstance(kind, BinaryType):
         return _numbers_of_bytes()(column(name))
     if isinstance(kind, ArrayType) and isinstance(kind.elementType, DecimalType):
@@ -285,9 +286,10 @@ def in_rows(frame: DataFrame, names: Sequence[str]) -> DataFrame:
     session = frame.sparkSession
     version = tuple(map(int, session.version.split(".")[:2]))
     is_columnar = version >= (4, 2) and str(session.conf.get(_COLUMNAR, "true")).lower() == "true"
-    if not is_columnar or not any(is_only_in_rows(field.dataType) for field in frame.schema):
+    schema = frame.schema
+    if not is_columnar or not any(is_only_in_rows(field.dataType) for field in schema):
         return frame
-    cheapest = min(names, key=lambda name: is_list(frame.schema[name].dataType))
+    cheapest = min(names, key=lambda name: is_list(schema[name].dataType))
     return frame.where(f.hash(column(cheapest)) >= -(2**31))
 
 

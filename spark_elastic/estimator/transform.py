@@ -261,7 +261,7 @@ def _tensor(values: object) -> torch.Tensor:
 def _as_input(frame: DataFrame, name: str, shape: tuple[int, ...] | None) -> Column:
     kind = frame.schema[name].dataType
     if is_list(kind):
-        value = as_list(frame, name)
+        value = as_list(name, kind)
         nested = isinstance(kind, ArrayType) and isinstance(kind.elementType, ArrayType)
         return _or_error(frame, name, f.flatten(value) if nested else value, shape)
     return column(name).cast(DoubleType()) if isinstance(kind, DecimalType) else column(name)
@@ -288,9 +288,10 @@ def _or_error(frame: DataFrame, name: str, value: Column, shape: tuple[int, ...]
 
 def check_features(frame: DataFrame, shapes: Mapping[str, tuple[int, ...] | None], features: Sequence[str]) -> None:
     """Raise ValueError for a missing or duplicate feature, TypeError for one of the wrong type (number or list)."""
+    schema = frame.schema
     for name in features:
-        check_columns(frame.schema, [name], "features")
-        kind: DataType = frame.schema[name].dataType
+        check_columns(schema, [name], "features")
+        kind: DataType = schema[name].dataType
         if is_list(kind) == (shapes.get(name) == ()):
             raise TypeError(
                 f"column {name!r} is {kind.simpleString()}, and the model was trained on rows of shape {shapes.get(name)}"

@@ -51,7 +51,7 @@ def _sizes(frame: DataFrame, names: Sequence[str]) -> dict[str, list[int]]:
             f"transform a batch DataFrame first: the length of the lists in column {unknown[0]!r} is not known, and no rows of a "
             "streaming one can be read to find it"
         )
-    lists = [as_list(frame, name) for name in unknown]
+    lists = [as_list(name, frame.schema[name].dataType) for name in unknown]
     # The size of a null is -1 or null, depending on Spark's settings.
     rows = frame.select(*(f.when(value.isNotNull(), f.size(value)) for value in lists)).limit(ROWS).collect()
     for place, name in enumerate(unknown):
