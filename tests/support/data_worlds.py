@@ -102,6 +102,16 @@ class World:
         self._since += [(epoch, row) for row in step]
         return list(rank_rows)
 
+    def train_through_a_loss(self) -> None:
+        """Commit a step and lose the next one with all ranks but one; train to the end of the epoch in a world of two."""
+        self.step()
+        self.commit()
+        self.step()
+        self.form(2, keep=1)
+        while self.step():
+            self.commit()
+        self.close()
+
     same_steps = False
     # Changes the shares of a global batch after each commit, where there is one.
     chance: random.Random | None = None

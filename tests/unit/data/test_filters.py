@@ -80,12 +80,7 @@ def test_filters_differ_by_any_of_their_values_and_not_by_the_order_of_a_set(dat
 
 def test_filtered_rows_count_once_through_a_reset(dataset: Path) -> None:
     world = World(lambda: ParquetLoader(dataset, 8, filters=[[("id", "<", 40)], [("id", ">", 99)]]), 3)
-    world.step()
-    world.commit()
-    world.step()
-    world.form(2, keep=1)
-    while world.step():
-        world.commit()
+    world.train_through_a_loss()
     assert world.counted == collections.Counter({(0, row): 1 for row in [*range(40), *range(100, 203)]})
 
 

@@ -57,13 +57,7 @@ def test_row_ids_name_row_groups_of_all_urls_together(urls: list[str]) -> None:
 def test_rows_count_once_through_resets(urls: list[str]) -> None:
     world = World(lambda: ParquetLoader(urls, global_batch_size=8), 3)
     world.same_steps = True
-    world.step()
-    world.commit()
-    world.step()
-    world.form(2, keep=1)
-    while world.step():
-        world.commit()
-    world.close()
+    world.train_through_a_loss()
     assert world.counted == collections.Counter((0, row) for row in range(60))
 
 

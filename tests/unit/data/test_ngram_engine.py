@@ -74,13 +74,7 @@ class Windows(World):
 )
 def test_each_window_counts_once_through_resets(dataset: Path, sizes: dict[str, int]) -> None:
     world = Windows(lambda: ParquetLoader(dataset, ngram=PAIRS, **sizes), 3)
-    world.step()
-    world.commit()
-    world.step()
-    world.form(2, keep=1)
-    while world.step():
-        world.commit()
-    world.close()
+    world.train_through_a_loss()
     assert world.counted == collections.Counter((0, row) for row in first_rows())
 
 

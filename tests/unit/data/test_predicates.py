@@ -174,13 +174,7 @@ def test_a_loader_without_rows_of_a_dataset_with_rows_warns(dataset: Path, argum
 def test_rows_that_pass_count_once_through_resets(dataset: Path, sizes: dict[str, int]) -> None:
     world = World(lambda: ParquetLoader(dataset, predicate=in_pseudorandom_split(SPLIT, 0, "id"), **sizes), 3)
     expected = ids(ParquetLoader(dataset, 16, predicate=in_pseudorandom_split(SPLIT, 0, "id")))
-    world.step()
-    world.commit()
-    world.step()
-    world.form(2, keep=1)
-    while world.step():
-        world.commit()
-    world.close()
+    world.train_through_a_loss()
     assert world.counted == collections.Counter((0, row) for row in expected)
 
 
