@@ -97,6 +97,8 @@ class LightningState(TorchState):
         self._wrapped = DistributedDataParallel(module, find_unused_parameters=find_unused_parameters)
         # Whether a fit has ended in this world.
         self._has_fitted = False
+        # The callbacks of the last Trainer that write checkpoints.
+        self._writers: list[pl.callbacks.Checkpoint] = []
         # Under what keys Lightning keeps the time that callbacks have measured, on each rank.
         self._clocks: frozenset[str] = frozenset()
         super().__init__(
@@ -186,6 +188,11 @@ def _refuse_callback(callback: pl.Callback, has_logger: bool) -> None:
     if isinstance(callback, _RELOADED):
         raise ValueError(
             f"{name} takes each change of the world for an exception, and the next Trainer would load its file: give "
+            "run(checkpoint=), from which a job goes on"
+        )
+    if getattr(callback, "save_on_exception", False):
+        raise ValueError(
+            f"{name}(save_on_exception=True) takes each change of the world for an exception: leave it out, and give "
             "run(checkpoint=), from which a job goes on"
         )
     if isinstance(callback, _REFUSED):
@@ -315,13 +322,22 @@ class _Commit(pl.Callback):
             self._is_going_on = not self._is_within
             # If the fit was already over, its loader stands at the end of the last epoch.
             self._state.loader.set_epoch(trainer.current_epoch)
-
-            if self._state._has_fitted and trainer.fit_loop.done:
+            is_over = trainer.fit_loop.done
+            if not is_over and not self._state._has_fitted:
+                self._remove_undone(trainer)
+            if is_over and self._state._has_fitted:
                 warnings.warn(
                     f"a fit in this world has trained {trainer.current_epoch} epochs already, and max_epochs= and max_steps= "
                     "count from the beginning, so this one trains nothing: give it more",
                     stacklevel=2,
                 )
+        self._state._writers = trainer.checkpoint_callbacks
+
+    def _remove_undone(self, trainer: Any) -> None:
+        """Remove the files that were written after the commit, or they would stay, and be written again under other names."""
+        kept = {path for writer in trainer.checkpoint_callbacks for path in _files_of(writer)}
+        for path in {path for writer in self._state._writers for path in _files_of(writer)} - kept:
+            trainer.strategy.remove_checkpoint(path)
 
     def _load_metrics(self, trainer: Any) -> None:
         progress = self._state.progress
@@ -450,6 +466,13 @@ class _Commit(pl.Callback):
             "callbacks": {each.state_key: state for each in trainer.callbacks if (state := each.state_dict())},
         }
         self._state.commit()
+
+
+def _files_of(writer: pl.callbacks.Checkpoint) -> set[str]:
+    """Return the paths of the checkpoints that a callback has written and not removed."""
+    if not isinstance(writer, pl.callbacks.ModelCheckpoint):
+        return set()
+    return {*writer.best_k_models, writer.best_model_path, writer.last_model_path} - {""}
 
 
 def _is_alone() -> bool:

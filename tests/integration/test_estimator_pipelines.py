@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -9,7 +10,7 @@ import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -309,16 +310,26 @@ def named(frame: Any, split: Split = Split()) -> str:  # noqa: B008
     return identity_of(frame, ["a", "b"], split)
 
 
+@contextlib.contextmanager
+def no_spark_job(spark: Any) -> Iterator[None]:
+    """Assert that no Spark job is run meanwhile. The session is left in no job group, as other tests share it."""
+    group = f"group {secrets.token_hex(4)}"
+    spark.sparkContext.setJobGroup(group, "")
+    try:
+        yield
+    finally:
+        for name in ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel"):
+            spark.sparkContext.setLocalProperty(name, None)
+    assert not spark.sparkContext.statusTracker().getJobIdsForGroup(group)
+
+
 @pytest.fixture
 def without_jobs(spark: Any) -> Any:
-    """Asserts that identities of some DataFrames are had without a Spark job, and returns them."""
+    """Asserts that plan and files tell the identities of some DataFrames, without a Spark job, and returns them."""
 
     def name(*frames: Any) -> list[str]:
-        group = f"identity {secrets.token_hex(4)}"
-        spark.sparkContext.setJobGroup(group, "")
-        found = [named(frame) for frame in frames]
-        assert not spark.sparkContext.statusTracker().getJobIdsForGroup(group), "plan and files tell all"
-        return found
+        with no_spark_job(spark):
+            return [named(frame) for frame in frames]
 
     return name
 
@@ -746,14 +757,13 @@ def test_nothing_for_validation_an_unwritable_store_and_a_blind_executor_are_err
     data = VectorAssembler(inputCols=["a", "b"], outputCol="features").transform(frame).withColumn("held", f.lit(False))
     with pytest.raises(ValueError, match="validationIndicatorCol='held' leaves no row of 600 for validation"):
         regressor(validationIndicatorCol="held").fit(data)
-    spark.sparkContext.setJobGroup("unwritable", "")
-    with pytest.raises(ValueError, match="the store file:///proc/nowhere cannot be written"):
-        regressor(store="/proc/nowhere").fit(data)
-    with pytest.raises(ValueError, match="featuresCol: there is no column 'features'"):
-        regressor().fit(frame)
-    with pytest.raises(ValueError, match=r"runId='x' needs a store"):
-        regressor(runId="x").fit(data)
-    assert not spark.sparkContext.statusTracker().getJobIdsForGroup("unwritable")
+    with no_spark_job(spark):
+        with pytest.raises(ValueError, match="the store file:///proc/nowhere cannot be written"):
+            regressor(store="/proc/nowhere").fit(data)
+        with pytest.raises(ValueError, match="featuresCol: there is no column 'features'"):
+            regressor().fit(frame)
+        with pytest.raises(ValueError, match=r"runId='x' needs a store"):
+            regressor(runId="x").fit(data)
     with pytest.raises(ValueError, match="is not shared: executors on"):
         Store.create("/nowhere")._check_shared(spark, "/nowhere/probe")
 

@@ -164,13 +164,19 @@ def test_lightning_lowers_the_rate_at_a_plateau_and_accumulates_as_often_through
         assert result == pytest.approx(quiet.results[0], rel=1e-6)
 
 
-def train_to_an_early_stop(every: int, interval: str, folder: Path) -> dict[str, Any]:
-    """Train by Lightning with validations within each epoch, which lower the rate, choose a checkpoint and stop training."""
+def train_to_an_early_stop(every: int, interval: str, folder: Path, mark: Path | None = None) -> dict[str, Any]:
+    """Train by Lightning with validations within each epoch, which lower the rate, choose a checkpoint and stop training.
+
+    If ``mark`` is given, rank 0 dies once, as soon as it has written its second checkpoint, and leaves that file.
+    """
+    import os
+    import signal
     import warnings
 
     import lightning.pytorch as pl
     import torch
     import torchmetrics
+    from lightning.pytorch.plugins import TorchCheckpointIO
 
     import spark_elastic as se
     from spark_elastic.lightning import LightningState
@@ -210,6 +216,13 @@ def train_to_an_early_stop(every: int, interval: str, folder: Path) -> dict[str,
             how = {"monitor": "val", "interval": interval, "strict": False}
             return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, **how}}
 
+    class Files(TorchCheckpointIO):
+        def save_checkpoint(self, checkpoint: Any, path: Any, storage_options: Any = None) -> None:
+            super().save_checkpoint(checkpoint, path, storage_options)
+            if mark is not None and not mark.exists() and len(state.validated) == 1:
+                mark.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+
     net = Net()
     loader = se.data.ElasticDataLoader(range(64), global_batch_size=4)
     state: Any = LightningState(net, loader=loader, ended=0, validated=[])
@@ -223,6 +236,7 @@ def train_to_an_early_stop(every: int, interval: str, folder: Path) -> dict[str,
             "val_check_interval": every,
             "callbacks": [stopping, keeping],
             "enable_checkpointing": True,
+            "plugins": [Files()],
         }
         quiet = {"enable_progress_bar": False, "logger": False, "accelerator": "cpu"}
         trainer = state.trainer(**how, **quiet)
@@ -347,14 +361,18 @@ def test_lightning_stops_early_while_gradients_accumulate(run: Any) -> None:
 def test_lightning_validates_within_epochs_and_stops_early_as_if_no_worker_had_been_lost(
     run: Any, every: int, interval: str, tmp_path: Path
 ) -> None:
-    """Commit 11 is that of step 10, after which the one of the two cases validates, and the other one in two steps."""
+    """Commit 11 is that of step 10, after which the one of the two cases validates, and the other one in two steps.
+
+    A checkpoint whose writer dies before the commit is written again, under the same name.
+    """
     quiet = run(train_to_an_early_stop, every, interval, tmp_path / "quiet", num_proc=1, min_np=1, max_np=1).results[0]
     within = [kill(rank=1, step=6), kill(rank=0, step=11, at="committed"), kill(rank=1, step=14)]
     later = [kill(rank=0, step=18, at="committed"), kill(rank=1, step=35)]
     over = kill(rank=0, step=quiet["step"] + 1, at="committed")
-    arguments = (train_to_an_early_stop, every, interval, tmp_path / "struck")
+    arguments = (train_to_an_early_stop, every, interval, tmp_path / "struck", tmp_path / "died")
     struck = run(*arguments, num_proc=2, min_np=2, max_np=2, faults=[*within, *later, over])
     assert struck.faults == 6
+    assert (tmp_path / "died").exists()
     assert (quiet.pop("stopped"), quiet.pop("warned")) == (True, False)
     assert quiet["rows"] == quiet["sum"] == 4
     assert quiet["best"] not in ("", f"step={quiet['validated'][0]}.ckpt")

@@ -90,6 +90,12 @@ def test_a_callback_whose_file_the_next_trainer_would_load_is_refused() -> None:
         state_of("one").trainer(callbacks=pl.callbacks.OnExceptionCheckpoint("unused"), enable_checkpointing=True)
 
 
+def test_a_checkpoint_of_exceptions_is_refused_as_each_change_of_the_world_is_one() -> None:
+    callback = pl.callbacks.ModelCheckpoint("folder", save_on_exception=True)
+    with pytest.raises(ValueError, match=r"ModelCheckpoint\(save_on_exception=True\) takes each change of the world"):
+        state_of("one").trainer(callbacks=callback)
+
+
 def test_a_checkpoint_of_the_best_needs_a_folder_that_outlives_a_world() -> None:
     best = pl.callbacks.ModelCheckpoint(monitor="val")
     with pytest.raises(ValueError, match=r"ModelCheckpoint\(monitor='val'\) without dirpath= .*give it dirpath="):
