@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 import urllib.request
+import webbrowser
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -80,3 +84,68 @@ def test_a_page_that_is_served_tells_its_address_as_json_and_opens_no_browser_un
         assert serving.stdout.read() == ""
         assert serving.wait() == 0
     assert not (log.parent / "opened").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_command_prints_the_address_and_ends_when_it_is_told_to(
+    number: signal.Signals, log: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look_and_end(address: str) -> None:
+        opened.append(address)
+        os.kill(os.getpid(), number)
+
+    def end_nobody(number: int, frame: object) -> None:
+        raise AssertionError("the command has left SIGTERM to what would have ended this process")
+
+    opened: list[str] = []
+    usual = signal.signal(signal.SIGTERM, end_nobody)
+    # Pyspark leaves a handler of its own behind.
+    interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
+    monkeypatch.setattr(webbrowser, "open", look_and_end)
+    try:
+        assert main(["timeline", str(log), "--serve", "--open"]) == 0
+        assert capsys.readouterr().out == f"{opened[0]}\nCtrl-C ends this command.\n"
+        assert signal.getsignal(signal.SIGTERM) is end_nobody
+    finally:
+        signal.signal(signal.SIGTERM, usual)
+        signal.signal(signal.SIGINT, interrupt)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_regular_file_is_refused_in_one_sentence(
+    make: Callable[[Path], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "log"
+    make(log)
+    assert main(["timeline", str(log), "--serve"]) == 2
+    assert capsys.readouterr().err == (
+        f"spark-elastic: {log} is not a regular file: --serve follows one, or waits until there is one\n"
+    )
+
+
+def test_a_port_in_use_is_one_sentence(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert main(["timeline", str(log), "--serve", "--port", str(port)]) == 2
+    assert capsys.readouterr().err == (
+        f"spark-elastic: port {port} is in use: give --port another, or leave it out for a free one\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--serve", "--port", "70000"], "--port must be a port, or 0 for a free one, not 70000"),
+        (["--serve", "-o", "x.html"], "--serve writes no file"),
+        (["--port", "80"], "--port and --open are for --serve"),
+        (["--open"], "--port and --open are for --serve"),
+        (["-o", "x.pdf"], "--output must end in .html or .png"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(
+    options: list[str], complaint: str, log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["timeline", str(log), *options]) == 2
+    assert complaint in capsys.readouterr().err

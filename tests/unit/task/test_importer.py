@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -14,7 +12,7 @@ import psutil
 import pytest
 from importers import SECONDS, STAY, Task, importer_of, importers, is_alive, own_importers, play, wait_for
 
-from spark_elastic.task import importer, packets, processes, supervisor
+from spark_elastic.task import importer, packets, supervisor
 from spark_elastic.task.importer import RequestedParent, ask_importer, end_idle_importers
 from spark_elastic.task.warm import StartedParent
 
@@ -176,11 +174,3 @@ def test_where_the_working_directory_is_gone_the_task_starts_a_parent_of_its_own
     assert isinstance(parent, StartedParent)
     parent.connection.close()
     assert parent.wait(SECONDS)
-
-
-def test_signals_for_a_process_that_has_ended_are_ignored() -> None:
-    process = subprocess.Popen(["true"])
-    descriptor = os.pidfd_open(process.pid)
-    process.wait()
-    processes.signal_open(descriptor, signal.SIGKILL)
-    os.close(descriptor)

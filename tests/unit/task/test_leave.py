@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import re
-import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +11,6 @@ from types import SimpleNamespace
 import pytest
 from played_driver import Driver, runtime_for
 
-from spark_elastic.cli import main
 from spark_elastic.protocol import messages as m
 from spark_elastic.task.leave import LeaveCommand, asked_to_leave, hold
 from spark_elastic.task.service import TaskPlace, serve
@@ -72,48 +67,3 @@ def test_the_slot_is_held_until_the_command_has_ended() -> None:
         return was_held
 
     assert asyncio.run(held())
-
-
-@pytest.mark.parametrize(
-    ("option", "value"), [("--hold", "-5"), ("--hold", "nan"), ("--hold", "inf"), ("--grace", "0")]
-)
-def test_times_that_are_none_are_refused_before_anyone_is_asked(
-    option: str, value: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["leave", option, value]) == 2
-    assert f"{option} must be a number of seconds" in capsys.readouterr().err
-
-
-def test_a_worker_that_stays_is_told_of_in_time(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    enter, found = LeaveCommand.__enter__, []
-
-    def enter_and_call(command: LeaveCommand) -> LeaveCommand:
-        enter(command)
-        found.append(asyncio.run(asked_to_leave()))
-        return command
-
-    monkeypatch.setattr(LeaveCommand, "__enter__", enter_and_call)
-    assert main(["leave", "--grace", "1"]) == 1
-    found[0].close()
-    assert re.search(r"of 1 task 1 still had a worker after \d+\.\d s", capsys.readouterr().out)
-
-
-def test_where_no_task_runs_nothing_is_waited_for(
-    capsys: pytest.CaptureFixture[str], machine: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with socket.socket(socket.AF_UNIX) as stale:  # of a command that was killed
-        monkeypatch.chdir(machine)
-        stale.bind(f"spark_elastic-leave-{os.getuid()}")
-    assert main(["leave"]) == 0
-    assert capsys.readouterr().out == "no task of a job runs here\n"
-    assert main(["leave", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out).items() >= {"tasks": 0, "left": 0}.items()
-
-
-def test_there_is_one_command_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:
-    with LeaveCommand():
-        assert main(["leave"]) == 2
-    assert "another spark-elastic leave runs here" in capsys.readouterr().err
-    assert main(["leave", "--grace", "0"]) == 2

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 
-from spark_elastic.task.processes import ExitSign, usage_of
+from spark_elastic.task.processes import ExitSign, signal_open, usage_of
 
 # A child with a child of its own in another session; the former dies just after the list of children was made.
 DIES_WHILE_LOOKED_AT = """
@@ -106,3 +106,11 @@ print(before, len(glob.glob(f"/dev/shm/torch_{pid}_*")))
 def test_torchs_manager_removes_the_shared_memory_of_a_killed_process_before_it_is_killed_itself() -> None:
     done = subprocess.run([sys.executable, "-c", SHARES], capture_output=True, text=True, check=True)
     assert done.stdout == "1 0\n"
+
+
+def test_signals_for_a_process_that_has_ended_are_ignored() -> None:
+    process = subprocess.Popen(["true"])
+    descriptor = os.pidfd_open(process.pid)
+    process.wait()
+    signal_open(descriptor, signal.SIGKILL)
+    os.close(descriptor)

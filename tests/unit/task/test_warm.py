@@ -6,9 +6,11 @@ import os
 import socket
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from other_processes import wait_until
 
 from spark_elastic.task.warm import StartedParent
 
@@ -35,8 +37,9 @@ def test_it_gets_the_other_end_of_the_connection_the_tasks_number_and_the_worker
 ) -> None:
     parent, command, of = started
     assert command[-2:] == [str(of["pass_fds"][0]), str(os.getpid())]
-    with open(f"/proc/{parent.pid}/environ") as file:
-        assert "GREETING=hello" in file.read().split("\0")
+    environment = Path(f"/proc/{parent.pid}/environ")
+    wait_until(lambda: bool(environment.read_text()), "the program, without which the kernel shows no environment")
+    assert "GREETING=hello" in environment.read_text().split("\0")
     assert os.getsid(parent.pid) == parent.pid, "signals for the task's terminal do not reach it"
     assert os.readlink(f"/proc/{parent.pid}/fd/{command[-2]}").startswith("socket:")
     assert parent.connection.type == socket.SOCK_SEQPACKET
