@@ -16,6 +16,7 @@ with the same module and optimizers. Requires ``pip install lightning``.
 from __future__ import annotations
 
 import copy
+import functools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -97,8 +98,8 @@ class LightningState(TorchState):
         self._wrapped = DistributedDataParallel(module, find_unused_parameters=find_unused_parameters)
         # Whether a fit has ended in this world.
         self._has_fitted = False
-        # The callbacks of the last Trainer that write checkpoints.
-        self._writers: list[pl.callbacks.Checkpoint] = []
+        # The callbacks of the last fit that write checkpoints.
+        self._writers: list[pl.callbacks.ModelCheckpoint] = []
         # Under what keys Lightning keeps the time that callbacks have measured, on each rank.
         self._clocks: frozenset[str] = frozenset()
         super().__init__(
@@ -322,22 +323,22 @@ class _Commit(pl.Callback):
             self._is_going_on = not self._is_within
             # If the fit was already over, its loader stands at the end of the last epoch.
             self._state.loader.set_epoch(trainer.current_epoch)
-            is_over = trainer.fit_loop.done
-            if not is_over and not self._state._has_fitted:
-                self._remove_undone(trainer)
-            if is_over and self._state._has_fitted:
+            if self._state._has_fitted and trainer.fit_loop.done:
                 warnings.warn(
                     f"a fit in this world has trained {trainer.current_epoch} epochs already, and max_epochs= and max_steps= "
                     "count from the beginning, so this one trains nothing: give it more",
                     stacklevel=2,
                 )
-        self._state._writers = trainer.checkpoint_callbacks
+        self._overwrite_undone(trainer)
 
-    def _remove_undone(self, trainer: Any) -> None:
-        """Remove the files that were written after the commit, or they would stay, and be written again under other names."""
-        kept = {path for writer in trainer.checkpoint_callbacks for path in _files_of(writer)}
-        for path in {path for writer in self._state._writers for path in _files_of(writer)} - kept:
-            trainer.strategy.remove_checkpoint(path)
+    def _overwrite_undone(self, trainer: Any) -> None:
+        """Have files overwritten that were written after the commit. Lightning would write them anew, under other names."""
+        writers = [each for each in trainer.checkpoint_callbacks if isinstance(each, pl.callbacks.ModelCheckpoint)]
+        before, self._state._writers = self._state._writers, writers
+        if not self._state._has_fitted:
+            undone = _files_of(before) - _files_of(writers)
+            for writer in writers:
+                writer.file_exists = functools.partial(_is_kept, undone, writer.file_exists)  # type: ignore[method-assign]
 
     def _load_metrics(self, trainer: Any) -> None:
         progress = self._state.progress
@@ -468,11 +469,23 @@ class _Commit(pl.Callback):
         self._state.commit()
 
 
-def _files_of(writer: pl.callbacks.Checkpoint) -> set[str]:
-    """Return the paths of the checkpoints that a callback has written and not removed."""
-    if not isinstance(writer, pl.callbacks.ModelCheckpoint):
-        return set()
-    return {*writer.best_k_models, writer.best_model_path, writer.last_model_path} - {""}
+def _files_of(writers: Iterable[pl.callbacks.ModelCheckpoint]) -> set[str]:
+    """Return the paths of the checkpoints that callbacks have written and not removed."""
+    files: set[str] = set()
+    for each in writers:
+        files.update(each.best_k_models, (each.best_model_path, each.last_model_path))
+    return files
+
+
+def _is_kept(undone: set[str], exists: Callable[[str, Any], bool], path: str, trainer: Any) -> bool:
+    """Tell all ranks, as ``exists`` does, whether rank 0 sees a file that is not to be overwritten, which it may be once.
+
+    Newcomers do not know which ones are, and call ``exists``, whose collective needs all ranks: it is asked for no file.
+    """
+    if path in undone:
+        undone.remove(path)
+        return exists(f"{path}/undone", trainer)
+    return exists(path, trainer)
 
 
 def _is_alone() -> bool:

@@ -18,12 +18,13 @@ from spark_elastic.data.plan import Step
 from spark_elastic.data.shards import Cut
 from spark_elastic.data.stopwatch import Stopwatch
 from spark_elastic.data.tracker import Report, RowGroupTracker
-from spark_elastic.errors import DataError
+from spark_elastic.errors import DataError, TrainingCodeError
 
 T = TypeVar("T")
 Part = TypeVar("Part")
 
 _VERSION = 1
+_NOT_STRICT = "give the loader, or all loaders of the mix, shards_strict=False"
 _SAME_ROWS = (
     "All workers, and later runs, have to make it with the same rows in the same order: give random splits a seed, and train "
     "with rows that arrive later in a run with a checkpoint of its own"
@@ -160,6 +161,8 @@ class PositionedLoader(Generic[T]):
         self._own_spec = tracker.spec
         self._shard = shard
         self.shards_strict, self._has_warned = shards_strict, False
+        # The kernels of this process when it entered the elastic function.
+        self._kernels: dict[str, str] = {}
         self._in_state = False
         # The length that ``len`` returned before there was a world.
         self._told_length: int | None = None
@@ -264,6 +267,7 @@ class PositionedLoader(Generic[T]):
         """Take a rank in a new world and a new entry into the training function; see ``ElasticLoader``."""
         self._end_iteration("the elastic function was entered")
         self._in_state = True
+        self._kernels = {} if self.shards is None else kernels_here()
         self._entered_at, self._entered_at_end = self._tracker.epoch, self._tracker.exhausted
         self._empty_iterations = 0
         self._tracker.set_world(rank, size)
@@ -286,7 +290,7 @@ class PositionedLoader(Generic[T]):
     def state_dict(self) -> dict[str, Any]:
         """Return the position and the identity of the dataset: a few plain values, whatever the size of the dataset."""
         order = {"order": describe(self._tracker.spec)} if "order" in self._identity else {}
-        kernels = {} if self.shards is None else {"kernels": kernels_here()}
+        kernels = {} if self.shards is None else {"kernels": self._compared_kernels()}
         where = {"version": _VERSION, "epoch": self.epoch, "position": self._tracker.position}
         return {**where, **self._identity, **order, **kernels}
 
@@ -333,14 +337,30 @@ class PositionedLoader(Generic[T]):
         if self.shards is None or "kernels" not in state:
             return
         found = difference(state["kernels"], kernels_here())
-        if found is None:
-            return
-        if self.shards_strict:
+        if found is not None and self.shards_strict:
             raise DataError(
                 f"with shards={self.shards} training would not leave the same bits here as where its state was made: {found}. "
-                "Make them equal, or give the loader, or all loaders of the mix, shards_strict=False"
+                f"Make them equal, or {_NOT_STRICT}"
             )
-        if not self._has_warned:
+        self._warn_of_bits(found)
+
+    def _compared_kernels(self) -> dict[str, str]:
+        """Describe the kernels here, which are those with which this process has entered the elastic function.
+
+        Newcomers and later runs enter it with those, too, and would be refused if a commit had others.
+        """
+        here = kernels_here()
+        found = difference(self._kernels or here, here)
+        if found is not None and self.shards_strict:
+            raise TrainingCodeError(
+                f"with shards={self.shards} the elastic function has changed what bits depend on, and newcomers enter it without "
+                f"that change: {found}. Make the change above the elastic function, or {_NOT_STRICT}"
+            )
+        self._warn_of_bits(found)
+        return here
+
+    def _warn_of_bits(self, found: str | None) -> None:
+        if found is not None and not self._has_warned:
             self._has_warned = True
             warnings.warn(f"with shards={self.shards} bits may differ from now on: {found}", stacklevel=2)
 

@@ -154,7 +154,7 @@ class ParquetLoader(EngineLoader):
             choices = (rowgroup_selector, filters, predicate, ngram)
             names = ("rowgroup_selector=", "filters=", "predicate=", "ngram=")
             causes = " and ".join(name for name, choice in zip(names, choices, strict=True) if choice is not None)
-            text = f"{self.manifest.name}: {causes} leave none of its {total} rows: the loader has no batches"
+            text = f"{self.manifest.name}: {causes} left none of its {total} rows: the loader has no batches"
             warnings.warn(text, stacklevel=2)
         if columns is not None and not columns and not with_row_ids:
             raise ValueError("columns=[] names no column; with with_row_ids=True it would be enough")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from spark_elastic.driver import commands as do
 from spark_elastic.driver.forming import choose_next, find_drained, find_left_out, is_gathered, is_sealed, newest_commit
 from spark_elastic.driver.generation import Generation
-from spark_elastic.driver.holders import tell_slices
+from spark_elastic.driver.holders import tell_loss
 from spark_elastic.driver.job_state import JobState
 from spark_elastic.driver.joining import find_interrupt
 from spark_elastic.driver.losses import abort_if_due, end_at_limit, end_at_limit_if_due, lose_state
@@ -151,8 +151,7 @@ def _form_if_ready(job: JobState) -> None:
     if newest is None and job.newest_commit is not None:
         # The workers that are left have not received that commit yet, or commit in place and were caught in mid-step, or keep
         # slices of commits, some of which were lost with all workers that held them.
-        slices = tell_slices(job.members, job.ranks)
-        lose_state(job, "all workers that held the newest commit were lost" + (f" ({slices})" if slices else ""))
+        lose_state(job, tell_loss(job.members, job.ranks, job.newest_commit))
         if job.over:
             return
     seen = job.situation

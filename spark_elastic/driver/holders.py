@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from spark_elastic.driver.workers import Worker
-from spark_elastic.protocol.messages import CommitId, Slices
+from spark_elastic.protocol.messages import CommitId
 
 
 def newest_held(workers: Sequence[Worker]) -> CommitId | None:
@@ -37,15 +37,19 @@ def find_holders(workers: Iterable[Worker], commit: CommitId) -> list[Worker]:
     return []
 
 
-def tell_slices(workers: Iterable[Worker], ranks: Mapping[int, int]) -> str:
-    """Say which rank holds which slices of which commits; empty if commits are kept whole."""
-    return "; ".join(
-        f"rank {ranks[worker.worker]} holds " + " and ".join(map(_tell, worker.slices))
+def tell_loss(workers: Sequence[Worker], ranks: Mapping[int, int], commit: CommitId) -> str:
+    """Say what was lost of a commit that these workers do not hold, and if commits are kept in slices, which rank holds which."""
+    held = [slices for worker in workers if (slices := worker.slices_of(commit)) is not None]
+    missing = sorted(set(range(held[0].of)).difference(*(slices.held for slices in held))) if held else []
+    lost = f"{_tell(missing, held[0].of)} of the newest commit" if missing else "the newest commit"
+    rest = "; ".join(
+        f"rank {ranks[worker.worker]} holds "
+        + " and ".join(f"{_tell(slices.held, slices.of)} of commit {slices.commit}" for slices in worker.slices)
         for worker in workers
         if worker.slices and worker.worker in ranks
     )
+    return f"all workers that held {lost} were lost" + (f" ({rest})" if rest else "")
 
 
-def _tell(slices: Slices) -> str:
-    numbers = ", ".join(map(str, slices.held))
-    return f"slice{'s' * (len(slices.held) > 1)} {numbers} of {slices.of} of commit {slices.commit}"
+def _tell(slices: Sequence[int], of: int) -> str:
+    return f"slice{'s' * (len(slices) > 1)} {', '.join(map(str, slices))} of {of}"

@@ -11,7 +11,7 @@ import torch
 
 from spark_elastic.data import ElasticDataLoader, kernels
 from spark_elastic.data.kernels import difference, kernels_here
-from spark_elastic.errors import DataError
+from spark_elastic.errors import DataError, TrainingCodeError
 from spark_elastic.protocol.ticket import THREADS_VARIABLE
 
 
@@ -20,11 +20,16 @@ def sharded(**arguments: Any) -> ElasticDataLoader:
 
 
 @pytest.fixture
-def saved_with_other_threads() -> Iterator[dict[str, Any]]:
+def restored_threads() -> Iterator[None]:
     threads = torch.get_num_threads()
-    torch.set_num_threads(kernels._BY_ITSELF + 1)  # which somebody has chosen, so it stays
-    yield sharded().state_dict()
+    yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def saved_with_other_threads(restored_threads: None) -> dict[str, Any]:
+    torch.set_num_threads(kernels._BY_ITSELF + 1)  # which somebody has chosen, so it stays
+    return sharded().state_dict()
 
 
 def test_a_state_that_other_kernels_have_made_is_refused_with_both_named(
@@ -43,6 +48,38 @@ def test_kernels_that_differ_are_warned_of_once_where_that_is_allowed(saved_with
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         loader.load_state_dict(saved_with_other_threads)
+
+
+def test_what_is_changed_in_the_elastic_function_is_refused_at_the_first_commit_as_newcomers_begin_without_it(
+    restored_threads: None,
+) -> None:
+    loader = sharded()
+    loader.set_world(0, 1)
+    loader.state_dict()
+    torch.set_num_threads(kernels._BY_ITSELF + 1)
+    with pytest.raises(
+        TrainingCodeError, match=r"threads was 1 and is \d here\. Make the change above the elastic function"
+    ):
+        loader.state_dict()
+    loader.set_world(0, 1)  # a test's: entered with them
+    loader.state_dict()
+
+
+def test_what_is_changed_in_the_elastic_function_is_warned_of_where_bits_may_differ(restored_threads: None) -> None:
+    loader = sharded(shards_strict=False)
+    loader.set_world(0, 1)
+    torch.set_num_threads(kernels._BY_ITSELF + 1)
+    with pytest.warns(UserWarning, match="bits may differ from now on: threads was"):
+        loader.state_dict()
+
+
+@pytest.mark.parametrize("variable", ["ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"])
+def test_both_names_of_the_instruction_set_that_onednn_may_use_are_compared(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = kernels._build.__wrapped__()
+    monkeypatch.setenv(variable, "SSE41")
+    assert difference(before, kernels._build.__wrapped__()) == f"variables was none and is {variable}=SSE41 here"
 
 
 @pytest.fixture

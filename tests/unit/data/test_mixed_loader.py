@@ -217,7 +217,7 @@ def test_columns_that_are_not_alike_are_an_error(urls: list[Path], tmp_path: Pat
         list(mix([urls[0], odd], columns=["id"]))
 
 
-@pytest.mark.filterwarnings("ignore:.*leave none of its 250 rows")
+@pytest.mark.filterwarnings("ignore:.*left none of its 250 rows")
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -65,7 +65,7 @@ def test_row_ids_name_the_row_group_and_the_row_in_it(dataset: Path) -> None:
 
 
 def test_a_filter_that_passes_nothing_gives_an_empty_epoch(dataset: Path) -> None:
-    with pytest.warns(UserWarning, match="filters= leave none of its 203 rows"):
+    with pytest.warns(UserWarning, match="filters= left none of its 203 rows"):
         loader = ParquetLoader(dataset, 16, filters=[("id", "<", 0)])
     assert (len(loader), list(loader), list(loader)) == (0, [], [])
     loader.set_world(0, 2)

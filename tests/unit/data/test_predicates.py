@@ -57,7 +57,7 @@ class Named(PredicateBase):
         return True
 
 
-@pytest.mark.filterwarnings("ignore:.*leave none of its 203 rows")
+@pytest.mark.filterwarnings("ignore:.*left none of its 203 rows")
 @pytest.mark.parametrize(
     ("predicate", "passes"),
     [
@@ -157,7 +157,7 @@ def test_a_time_zone_is_refused(make: Any) -> None:
 )
 def test_a_loader_without_rows_of_a_dataset_with_rows_warns(dataset: Path, arguments: Any, causes: str) -> None:
     with pytest.warns(
-        UserWarning, match=f"data: {causes} leave none of its 203 rows: the loader has no batches"
+        UserWarning, match=f"data: {causes} left none of its 203 rows: the loader has no batches"
     ) as caught:
         assert list(ParquetLoader(dataset, 16, **arguments)) == []
     assert [Path(warning.filename).name for warning in caught] == ["test_predicates.py"]

@@ -125,7 +125,7 @@ def test_a_saved_position_belongs_to_the_row_groups_that_were_selected(
 
 
 def test_no_row_group_is_a_warning(indexer: Callable[..., bytes], dataset: Callable[..., Path]) -> None:
-    with pytest.warns(UserWarning, match="rowgroup_selector= leave none of its 40 rows"):
+    with pytest.warns(UserWarning, match="rowgroup_selector= left none of its 40 rows"):
         assert selected(dataset(indexer(by_value())), SingleIndexSelector("by id", ["no such value"])) == []
 
 

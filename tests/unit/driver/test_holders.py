@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from machine_script import Script, running
 
-from spark_elastic.driver.holders import find_holders, newest_held, tell_slices
+from spark_elastic.driver.holders import find_holders, newest_held, tell_loss
 from spark_elastic.driver.ranks import assign_ranks, choose_members
 from spark_elastic.driver.workers import Worker
 from spark_elastic.errors import StateLostError
@@ -84,7 +84,8 @@ def lose_neighbours(**settings: bool) -> Script:
 def test_a_job_whose_survivors_lack_a_slice_fails_and_says_which_rank_holds_what() -> None:
     error = lose_neighbours().error
     assert isinstance(error, StateLostError)
-    assert "(rank 0 holds slices 0, 1 of 4 of commit 1.1; rank 3 holds slices 0, 3 of 4 of commit 1.1)" in str(error)
+    told = "all workers that held slice 2 of 4 of the newest commit were lost (rank 0 holds slices 0, 1 of 4 of commit 1.1; "
+    assert str(error).startswith(told + "rank 3 holds slices 0, 3 of 4 of commit 1.1)")
 
 
 def test_with_a_durable_checkpoint_what_is_left_of_the_slices_is_forgotten() -> None:
@@ -94,4 +95,13 @@ def test_with_a_durable_checkpoint_what_is_left_of_the_slices_is_forgotten() -> 
 
 
 def test_nothing_is_told_of_slices_where_commits_are_kept_whole() -> None:
-    assert tell_slices([Worker(0, 0, "a", 0, started_at=0.0, heard=0.0, commit=LAST), worker(1)], {0: 0, 1: 1}) == ""
+    whole = Worker(0, 0, "a", 0, started_at=0.0, heard=0.0, commit=LAST)
+    assert (
+        tell_loss([whole, worker(1)], {0: 0, 1: 1}, CommitId(2, 1))
+        == "all workers that held the newest commit were lost"
+    )
+
+
+def test_slices_of_an_earlier_commit_are_told_of_where_nobody_is_left_that_holds_one_of_the_newest() -> None:
+    told = tell_loss([in_slices(1, 3, LAST)], {1: 1}, CommitId(9, 1))
+    assert told == f"all workers that held the newest commit were lost (rank 1 holds slices 1, 2 of 3 of commit {LAST})"
