@@ -208,7 +208,7 @@ def test_partitions_have_the_types_that_they_have_in_the_whole_dataset(
     assert set(next(iter(loader))) == {"id"}, "k is text"
     with pytest.raises(ValueError, match="encode the manifest of the whole dataset"):
         loader.manifest.encode()
-    with pytest.warns(UserWarning, match="leave none"):
+    with pytest.warns(UserWarning, match="left none"):
         assert selected(tmp_path, SingleIndexSelector("by id", [7]), filters=[("k", "=", "1")]) == []
 
 
