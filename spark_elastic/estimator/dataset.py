@@ -27,7 +27,7 @@ from spark_elastic._text import shown
 from spark_elastic.data import read_manifest
 from spark_elastic.errors import DataError
 from spark_elastic.estimator.finite import SHOWN
-from spark_elastic.estimator.frame import Facts, as_numbers, column, in_rows, is_list, unambiguous
+from spark_elastic.estimator.frame import Facts, as_numbers, column, in_rows, shown_columns
 from spark_elastic.estimator.identity import content_of, identity_by_plan, identity_by_rows, identity_of_content, marked
 from spark_elastic.estimator.store import Store
 
@@ -434,7 +434,8 @@ def _checked(
 
 def _example(frame: DataFrame, name: str) -> str:
     """Describe the first row whose value in this column is not a finite number, by the values of its other columns."""
-    numbers = frame.withColumn(_KEY, as_numbers(name, frame.schema[name].dataType))
+    schema = frame.schema
+    numbers = frame.withColumn(_KEY, as_numbers(name, schema[name].dataType))
     kind, values = numbers.schema[_KEY].dataType, column(_KEY)
     is_array = isinstance(kind, ArrayType)
     is_float = isinstance(kind.elementType if isinstance(kind, ArrayType) else kind, FloatType)
@@ -443,8 +444,7 @@ def _example(frame: DataFrame, name: str) -> str:
         return value.isNull() | f.isnan(value) | _is_infinite(value) if is_float else value.isNull()
 
     bad = values.isNull() | f.exists(values, is_bad) if is_array else is_bad(values)
-    others = [other for other in unambiguous(frame) if other != name and not is_list(frame.schema[other].dataType)]
-    shown = [name, *others[: SHOWN - 1]]
+    shown = [name, *(other for other in shown_columns(frame, schema) if other != name)][:SHOWN]
     row = numbers.where(bad).select(*map(column, shown)).first()
     if row is None:  # the DataFrame yields other rows each time it is computed
         return ""

@@ -208,6 +208,12 @@ def is_list(kind: DataType) -> bool:
     return is_vector(kind) or isinstance(kind, (ArrayType, BinaryType))
 
 
+def shown_columns(frame: DataFrame, schema: StructType) -> list[str]:
+    """Return the columns by whose values messages show a row: those of single values, of whose names there is one each."""
+    lists = {field.name for field in schema if is_list(field.dataType)}
+    return [name for name in unambiguous(frame) if name not in lists]
+
+
 def is_fractional(kind: DataType) -> bool:
     """Whether a column holds single numbers of a fractional type."""
     return isinstance(kind, (FloatType, DoubleType, DecimalType))

@@ -20,7 +20,7 @@ from pyspark.sql.types import ArrayType, DataType, DecimalType, DoubleType, Stru
 
 from spark_elastic.estimator.devices import scoring_device
 from spark_elastic.estimator.finite import SHOWN, check_finite
-from spark_elastic.estimator.frame import as_list, check_columns, column, is_list, unambiguous
+from spark_elastic.estimator.frame import as_list, check_columns, column, is_list, shown_columns
 from spark_elastic.estimator.layout import Layout, in_order, outputs_of
 from spark_elastic.estimator.row_checks import check_indexes, check_whole
 from spark_elastic.estimator.row_numbers import RowCount
@@ -155,7 +155,10 @@ class PredictionUdf:
 
     def __call__(self, frame: DataFrame) -> Column:
         """Return the column of predictions for a DataFrame with the features."""
-        found = self._udf(*(_as_input(frame, name, shape) for name, shape in self._shapes.items()))
+        schema = frame.schema  # read once: each time Spark Connect makes a copy of it
+        kinds = {field.name: field.dataType for field in schema}
+        shown = shown_columns(frame, schema)[:SHOWN] if any(is_list(kinds[name]) for name in self._shapes) else []
+        found = self._udf(*(_as_input(name, kinds[name], shape, shown) for name, shape in self._shapes.items()))
         return found if self._only is None else f.struct(found.alias(self._only))
 
     def register(self, session: SparkSession, name: str) -> Callable[..., Column]:
@@ -258,22 +261,20 @@ def _tensor(values: object) -> torch.Tensor:
     return torch.from_numpy(np.require(values, requirements=["C", "W"]))
 
 
-def _as_input(frame: DataFrame, name: str, shape: tuple[int, ...] | None) -> Column:
-    kind = frame.schema[name].dataType
+def _as_input(name: str, kind: DataType, shape: tuple[int, ...] | None, shown: Sequence[str]) -> Column:
     if is_list(kind):
         value = as_list(name, kind)
         nested = isinstance(kind, ArrayType) and isinstance(kind.elementType, ArrayType)
-        return _or_error(frame, name, f.flatten(value) if nested else value, shape)
+        return _or_error(name, f.flatten(value) if nested else value, shape, shown)
     return column(name).cast(DoubleType()) if isinstance(kind, DecimalType) else column(name)
 
 
-def _or_error(frame: DataFrame, name: str, value: Column, shape: tuple[int, ...] | None) -> Column:
+def _or_error(name: str, value: Column, shape: tuple[int, ...] | None, shown: Sequence[str]) -> Column:
     """Return the list, or an error naming column and row if it is null or its length differs from ``shape``.
 
-    Otherwise Spark would fail at such a row before Python sees it, and name neither.
+    Otherwise Spark would fail at such a row before Python sees it, and name neither. shown: the columns that tell the row.
     """
-    others = [name for name in unambiguous(frame) if not is_list(frame.schema[name].dataType)][:SHOWN]
-    row = f.concat(f.lit("the row "), f.to_json(f.struct(*map(column, others)))) if others else f.lit("a row")
+    row = f.concat(f.lit("the row "), f.to_json(f.struct(*map(column, shown)))) if shown else f.lit("a row")
     message = f.concat(f.lit(f"column {name!r} is null in "), row, f.lit("; fill such values or drop the rows"))
     checked = f.when(column(name).isNull(), f.raise_error(message))
     if shape is not None:

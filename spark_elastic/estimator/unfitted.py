@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
-from pyspark.sql.types import ArrayType, BinaryType, IntegralType
+from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegralType, StructField
 
 from spark_elastic.estimator.expectations import with_graph
 from spark_elastic.estimator.frame import as_list, check_columns, row_shape
@@ -28,10 +28,12 @@ def describe_from_frame(model: ElasticModel, layout: Layout, frame: DataFrame) -
     if these rows would have to be read from a streaming DataFrame.
     """
     assert model.model is not None
-    check_columns(frame.schema, layout.features, "features")
-    sizes = _sizes(frame, layout.features)
+    schema = frame.schema
+    check_columns(schema, layout.features, "features")
+    fields = {name: schema[name] for name in layout.features}
+    sizes = _sizes(frame, fields)
     with own_randomness(0):
-        batch = {name: _made_up(frame, name, sizes[name]) for name in layout.features}
+        batch = {name: _made_up(field.dataType, sizes[name]) for name, field in fields.items()}
         outputs, layout, _ = try_layouts(with_graph(model.model), layout, batch)
         layout = layout.settled(batch)  # for rows of other types, as after a fit
     shapes = {name: None if values.is_nested else tuple(values.shape[1:]) for name, values in batch.items()}
@@ -39,9 +41,9 @@ def describe_from_frame(model: ElasticModel, layout: Layout, frame: DataFrame) -
     model.describe(layout=layout, shapes=shapes, widths=widths_of(found))._take_for_probabilities(found)
 
 
-def _sizes(frame: DataFrame, names: Sequence[str]) -> dict[str, list[int]]:
+def _sizes(frame: DataFrame, fields: Mapping[str, StructField]) -> dict[str, list[int]]:
     """Return how many numbers the first rows have in each column; an empty list for a column of single numbers."""
-    shapes = {name: row_shape(frame.schema[name]) for name in names}
+    shapes = {name: row_shape(field) for name, field in fields.items()}
     found = {name: list(shape or ()) for name, shape in shapes.items()}
     unknown = [name for name, shape in shapes.items() if shape is None]
     if not unknown:
@@ -51,7 +53,7 @@ def _sizes(frame: DataFrame, names: Sequence[str]) -> dict[str, list[int]]:
             f"transform a batch DataFrame first: the length of the lists in column {unknown[0]!r} is not known, and no rows of a "
             "streaming one can be read to find it"
         )
-    lists = [as_list(name, frame.schema[name].dataType) for name in unknown]
+    lists = [as_list(name, fields[name].dataType) for name in unknown]
     # The size of a null is -1 or null, depending on Spark's settings.
     rows = frame.select(*(f.when(value.isNotNull(), f.size(value)) for value in lists)).limit(ROWS).collect()
     for place, name in enumerate(unknown):
@@ -64,9 +66,8 @@ def _sizes(frame: DataFrame, names: Sequence[str]) -> dict[str, list[int]]:
     return found
 
 
-def _made_up(frame: DataFrame, name: str, sizes: Sequence[int]) -> torch.Tensor:
+def _made_up(kind: DataType, sizes: Sequence[int]) -> torch.Tensor:
     """Return rows of numbers below 1, which no network takes for an index of many, and zeros in columns of whole numbers."""
-    kind = frame.schema[name].dataType
     is_whole = isinstance(kind.elementType if isinstance(kind, ArrayType) else kind, (IntegralType, BinaryType))
     dtype = torch.int64 if is_whole else torch.float32
     if len(set(sizes)) <= 1:

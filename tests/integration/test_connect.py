@@ -342,11 +342,13 @@ def test_rows_are_written_once_and_those_of_another_frame_are_never_taken(
     assert identity not in again
 
 
-def test_a_frame_of_many_columns_is_trained_on_and_scored(session: Any, frame: Any, tmp_path: Path) -> None:
-    """Messages of Spark Connect nest at most a hundred levels."""
+def test_a_frame_of_many_columns_is_trained_on_and_scored(
+    session: Any, frame: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Messages of Spark Connect nest at most a hundred levels, and each look at a frame's schema makes a copy of it."""
     import torch
 
-    from spark_elastic.estimator import TorchEstimator
+    from spark_elastic.estimator import TorchEstimator, TorchModel
 
     names = [f"c{number}" for number in range(120)]
     wide = frame.selectExpr("label", *(f"a + {number} AS {name}" for number, name in enumerate(names)))
@@ -356,7 +358,18 @@ def test_a_frame_of_many_columns_is_trained_on_and_scored(session: Any, frame: A
     )  # fmt: skip
     model = estimator.fit(wide)
     assert model.history[-1]["rows"] == ROWS
-    assert model.transform(wide).where("prediction is null").count() == 0
+    listed = wide.selectExpr("*", "array(label, 1D) AS list", "array(1D, label) AS other")
+    of_lists = TorchModel(model=networks.SumOfList(), featureCols=["list"], outputCols=["prediction"])
+    reads, schema = [], type(wide).schema
+
+    def read(frame: Any) -> Any:
+        reads.append(frame)
+        return schema.fget(frame)
+
+    monkeypatch.setattr(type(wide), "schema", property(read))
+    scored = [model.transform(wide), of_lists.transform(listed)]
+    assert len(reads) < 20
+    assert [each.where("prediction is null").count() for each in scored] == [0, 0]
 
 
 def test_lists_of_different_lengths_are_scored_and_runs_go_on(session: Any, frame: Any, tmp_path: Path) -> None:
