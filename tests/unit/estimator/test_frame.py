@@ -31,6 +31,7 @@ from spark_elastic.estimator.frame import (
     is_only_in_rows,
     labels_of,
     row_shape,
+    shown_columns,
     unambiguous,
 )
 from spark_elastic.estimator.planning import plan_split
@@ -95,6 +96,13 @@ def test_names_that_spark_takes_for_one_are_refused_unless_it_minds_their_case()
     minding: Any = Frame("x", "X", "y", case="TRUE")
     check_case(minding, ["x"])
     assert (unambiguous(frame), unambiguous(minding)) == (["y"], ["x", "X", "y"])
+
+
+def test_a_row_is_shown_by_single_values_of_columns_that_can_be_meant() -> None:
+    frame: Any = Frame("x", "X", "list", "bytes", "text", "n", case="false")
+    kinds = [DoubleType(), DoubleType(), ArrayType(DoubleType()), BinaryType(), StringType(), DoubleType()]
+    schema = StructType([StructField(name, kind) for name, kind in zip(frame.columns, kinds, strict=True)])
+    assert shown_columns(frame, schema) == ["text", "n"]
 
 
 @pytest.mark.parametrize(
