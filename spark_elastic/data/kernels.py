@@ -27,6 +27,10 @@ _VARIABLES = (
     "ONEDNN_MAX_CPU_ISA",
 )
 
+# Which of the processor's extensions libraries choose by, beyond torch's own classes. Not known of states that were made before
+# it was compared, and under torch that does not tell.
+_EXTENSIONS = "extensions"
+
 # For how many shapes of its inputs torch.compile makes kernels of a function.
 MOST_SHAPES = 64
 
@@ -71,6 +75,7 @@ def kernels_here() -> dict[str, str]:
     }
     return {
         **_build(),
+        **_extensions(),
         "threads": str(torch.get_num_threads()),
         "switches": ", ".join(f"{name}={value}" for name, value in switches.items()),
     }
@@ -91,9 +96,25 @@ def _build() -> dict[str, str]:
     }
 
 
+@functools.cache
+def _extensions() -> dict[str, str]:
+    if not hasattr(torch.cpu, "get_capabilities"):  # older torch
+        return {}
+    capabilities = torch.cpu.get_capabilities()
+    return {_EXTENSIONS: ", ".join(sorted(name for name, has in capabilities.items() if has is True))}
+
+
 def difference(saved: Mapping[str, str], here: Mapping[str, str]) -> str | None:
     """Name the differences between two kernels, with both values; None if there are none."""
     names = [name for name in {**saved, **here} if saved.get(name) != here.get(name)]
+    if _EXTENSIONS in names and not (_EXTENSIONS in saved and _EXTENSIONS in here):
+        names.remove(_EXTENSIONS)
     if not names:
         return None
-    return "; ".join(f"{name} was {saved.get(name) or 'none'} and is {here.get(name) or 'none'} here" for name in names)
+    return "; ".join(f"{name} was {_only(saved, here, name)} and is {_only(here, saved, name)} here" for name in names)
+
+
+def _only(one: Mapping[str, str], other: Mapping[str, str], name: str) -> str:
+    """Return those parts of a value that only ``one`` has."""
+    parts = other.get(name, "").split(", ")
+    return ", ".join(part for part in one.get(name, "").split(", ") if part not in parts) or "none"

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from spark_elastic.worker.backends.backend import DTYPES
 from spark_elastic.worker.backends.works import Guarded
 from spark_elastic.worker.checks.manual_averaging import reductions
+from spark_elastic.worker.shards.loops import loops
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Backend as CollectiveGroup
@@ -212,6 +213,8 @@ def _handing_on(name: str, is_collective: bool) -> Callable[..., dist.Work | Non
         if name == BROADCAST and args:
             first = _as_bytes(args[0]) if isinstance(args[0], torch.Tensor) else [*map(_as_bytes, args[0])]
             args = (first, *args[1:])
+        if is_collective:
+            loops.refuse_within(f"torch.distributed's {name} was called")
         try:
             work: dist.Work | None = getattr(self._inner, name)(*args, **kwargs)
         except RuntimeError as error:

@@ -30,12 +30,17 @@ class Loops:
 
     def __init__(self) -> None:
         self.open: Loop | None = None
+        self._is_adding = False
         self._was_left = False
 
     def begin(self, loop: Loop) -> None:
         """Open a loop."""
         self.refuse("a loop over model.parts(batch) began")
-        self.open = loop
+        self.open, self._is_adding = loop, False
+
+    def add_up(self) -> None:
+        """Note that the open loop has computed its parts. Ranks meet now, to add up what these have left."""
+        self._is_adding = True
 
     def end(self, loop: Loop) -> None:
         """Close a loop whose sums are complete."""
@@ -65,8 +70,8 @@ class Loops:
             )
 
     def refuse_within(self, what: str) -> None:
-        """Raise ``TrainingCodeError`` if a loop is open."""
-        if self.open is not None:
+        """Raise ``TrainingCodeError`` if a loop is open that still computes parts, of which ranks have different numbers."""
+        if self.open is not None and not self._is_adding:
             raise TrainingCodeError(
                 f"{what} inside a loop over model.parts(batch), where gradients are those of one shard and not yet of the "
                 f"batch. {HOW}"

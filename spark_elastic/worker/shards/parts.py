@@ -126,6 +126,7 @@ class Parts:
                     self._contribution.clear()
                 running.push(shard, self._contribution)
             note_gradients()
+            loops.add_up()
             self._finish(running.nodes)
             loops.end(self)
         finally:

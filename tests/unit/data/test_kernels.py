@@ -122,6 +122,28 @@ def test_kernels_do_not_matter_without_shards() -> None:
     loader.load_state_dict(loader.state_dict())
 
 
+def test_processors_that_torch_puts_into_one_class_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    capabilities = {"cpu_name": "A", "avx512_vnni": True, "avx512_bf16": False, "l2_cache_size": 1}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
+    before = kernels._extensions.__wrapped__()
+    capabilities |= {"cpu_name": "B", "avx512_bf16": True}
+    now = kernels._extensions.__wrapped__()
+    assert difference(before, now) == "extensions was none and is avx512_bf16 here"
+    capabilities["cpu_name"] = "C"
+    assert difference(now, kernels._extensions.__wrapped__()) is None
+
+
+def test_a_state_of_before_extensions_were_compared_is_continued() -> None:
+    here = {"torch": "2.13", "extensions": "avx2"}
+    assert difference({"torch": "2.13"}, here) is None
+    assert difference(here, {"torch": "2.13"}) is None
+
+
+def test_of_lists_only_what_differs_is_named() -> None:
+    saved, here = {"switches": "a=1, b=2, c=3"}, {"switches": "a=1, b=4, c=3"}
+    assert difference(saved, here) == "switches was b=2 and is b=4 here"
+
+
 def test_all_that_differs_is_named() -> None:
     assert difference({"torch": "2.6", "device": "cpu"}, {"torch": "2.6", "device": "H100", "variables": "A=1"}) == (
         "device was cpu and is H100 here; variables was none and is A=1 here"

@@ -13,7 +13,9 @@ import torch
 import torch.distributed as dist
 from gloo_pair import gloo_pair
 
+from spark_elastic.errors import TrainingCodeError
 from spark_elastic.worker.backends.works import Works
+from spark_elastic.worker.shards.loops import loops
 from spark_elastic.worker.watched_group import Watch, WatchedGroup
 
 
@@ -63,6 +65,25 @@ def test_transfers_are_waited_for_and_not_counted(pair: Any) -> None:
     work.wait()
     assert not of_one.is_waiting()
     assert (of_other.collectives, got.tolist()) == (0, [1.0, 1.0])
+
+
+def test_inside_a_loop_over_parts_torchs_collectives_are_refused_but_those_that_add_up_its_parts(
+    pair: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks have unequal numbers of parts, and waited for each other until the job was lost."""
+    (one, of_one), (other, of_other) = pair
+    monkeypatch.setattr(loops, "open", SimpleNamespace())
+    with pytest.raises(
+        TrainingCodeError, match=r"torch.distributed's allreduce was called inside a loop over model.parts"
+    ):
+        one.allreduce([torch.ones(2)])
+    assert (of_one.collectives, of_one.is_waiting()) == (0, False)
+    other.send([torch.ones(2)], 0, 0)
+    monkeypatch.setattr(loops, "_is_adding", True)
+    works = [one.allreduce([torch.ones(2)]), other.allreduce([torch.ones(2)])]
+    for work in works:
+        work.wait()
+    assert of_other.collectives == 1
 
 
 def test_every_call_of_torch_that_returns_a_work_is_watched() -> None:

@@ -38,6 +38,17 @@ def test_within_a_loop_everything_is_refused_with_the_lines_to_write_and_after_i
     assert loop.put_back_times == 0
 
 
+def test_once_a_loop_adds_up_its_parts_ranks_may_meet_until_the_next_loop(loops: Loops) -> None:
+    loop = Loop()
+    loops.begin(loop)
+    loops.add_up()
+    loops.refuse_within("a collective came")
+    loops.end(loop)
+    loops.begin(Loop())
+    with pytest.raises(TrainingCodeError, match=r"^a collective came inside a loop"):
+        loops.refuse_within("a collective came")
+
+
 def test_a_loop_that_is_left_is_put_back_and_only_what_counts_on_its_sums_is_refused(loops: Loops) -> None:
     loop = Loop()
     loops.begin(loop)
