@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("spark_elastic")
 
 # Spark's setting of how many partitions a range has.
-_LEAF_PARTITIONS = "spark.sql.leafNodeDefaultParallelism"
+_LEAF_PARTITIONS, _PARALLELISM = "spark.sql.leafNodeDefaultParallelism", "spark.default.parallelism"
 
 # The newest session of each Spark application in which this process has run jobs.
 _used: dict[str, SparkSession | ConnectSession] = {}
@@ -173,7 +173,7 @@ def find_session(stack: ExitStack) -> SparkSession:
         .appName("spark_elastic")
         .config("spark.ui.showConsoleProgress", "false")
         # Spark's own default counts only the executors that have started so far.
-        .config("spark.default.parallelism", count)
+        .config(_PARALLELISM, count)
     )
     with starting_spark():
         session = builder.getOrCreate()
@@ -196,10 +196,6 @@ def default_sizes(
                 "give max_np or num_proc: how many tasks with these resources the cluster has room for is not known to Spark"
             )
         is_sized = max_np is not None or resources is not None
-        if not is_sized and is_connect(session) and conf.get(_LEAF_PARTITIONS, None):
-            raise ValueError(
-                f"give max_np: Spark Connect does not tell how many cores its cluster has while {_LEAF_PARTITIONS} is set"
-            )
         present = 0 if is_sized else task_slots(session)
         return fill_sizes(present, num_proc, min_np, max_np)
     slots = max((resources or TaskResources.of_session(conf.get)).slots_of_executor(conf.get), 1)
@@ -234,13 +230,13 @@ def parallelism(session: SparkSession | ConnectSession) -> int:
 
 
 def task_slots(session: SparkSession | ConnectSession, resources: TaskResources | None = None) -> int:
-    """Return how many of our tasks Spark can run at a time now, at least 1.
+    """Return how many of our tasks Spark can run at a time now, at least 1. Raises ``ValueError`` if Spark does not tell.
 
     Where ``spark.executor.cores`` is not set, that may be a few too many, if executors have cores or GPUs that are left over.
     """
     conf = session.conf
     task = resources or TaskResources.of_session(conf.get)
-    local = None if is_connect(session) else _slots_of_local_master(str(session.sparkContext.master), conf, task)
+    local = _slots_of_local_master(_master(session), conf, task)
     if local is not None:
         return max(local, 1)
     present = _cores_of_cluster(session)
@@ -251,12 +247,23 @@ def task_slots(session: SparkSession | ConnectSession, resources: TaskResources 
 
 def _cores_of_cluster(session: SparkSession | ConnectSession) -> int:
     """Return how many cores there are, in a classic session also where ``spark.default.parallelism`` names another number."""
-    if is_connect(session) or session.conf.get("spark.default.parallelism", None) is None:
+    if is_connect(session):
+        for name in (_LEAF_PARTITIONS, _PARALLELISM):
+            if session.conf.get(name, None):
+                raise ValueError(
+                    f"give max_np: Spark Connect does not tell how many cores its cluster has while {name} is set"
+                )
         return parallelism(session)
-    if str(session.sparkContext.master).startswith("local"):
+    if session.conf.get(_PARALLELISM, None) is None:
+        return parallelism(session)
+    if _master(session).startswith("local"):
         return cores()
     scheduler = session.sparkContext._jsc.sc().schedulerBackend()
     return max(int(scheduler.totalCoreCount()), 2)  # which is Spark's own default parallelism where nobody has set it
+
+
+def _master(session: SparkSession | ConnectSession) -> str:
+    return session.conf.get("spark.master", None) or "" if is_connect(session) else str(session.sparkContext.master)
 
 
 def _slots_of_local_master(master: str, conf: RuntimeConfig | ConnectConfig, task: TaskResources) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import sys
 from types import SimpleNamespace
@@ -173,12 +174,20 @@ def test_a_session_of_spark_connect_that_does_not_tell_its_cores_asks_for_max_np
     assert default_sizes(spark, None, 2, 3) == (2, 2, 3)
 
 
-def test_a_session_of_spark_connect_with_partitions_of_its_own_for_ranges_asks_for_max_np(connect: type[Any]) -> None:
+@pytest.mark.parametrize("setting", ["spark.sql.leafNodeDefaultParallelism", "spark.default.parallelism"])
+def test_a_session_of_spark_connect_whose_settings_hide_its_cores_asks_for_max_np(
+    setting: str, connect: type[Any]
+) -> None:
     assert default_sizes(connect(), None, None, None) == (8, 8, 8)
-    spark = connect(spark_sql_leafNodeDefaultParallelism="20")
-    with pytest.raises(ValueError, match=r"give max_np: .* while spark\.sql\.leafNodeDefaultParallelism is set"):
+    spark = connect(**{setting.replace(".", "_"): "20"})
+    with pytest.raises(ValueError, match=f"give max_np: .* while {re.escape(setting)} is set"):
         default_sizes(spark, None, None, None)
     assert default_sizes(spark, None, 2, 3) == (2, 2, 3)
+
+
+def test_the_server_of_spark_connect_may_have_a_local_master_whose_cores_are_known(connect: type[Any]) -> None:
+    spark = connect(spark_master="local-cluster[3, 2, 1024]", spark_default_parallelism="20")
+    assert default_sizes(spark, None, None, None) == (6, 6, 6)
 
 
 def test_an_idle_timeout_of_sql_counts_in_spark_connect_and_else_that_of_workers(connect: type[Any]) -> None:
