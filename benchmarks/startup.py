@@ -4,8 +4,8 @@
 
 Four workers on a local-cluster whose executors are up; Spark's own TorchDistributor trains the same loop in the same session,
 in turn, and so do four interpreters that only import what a worker needs: no first start can be faster than these. Before that
-four workers in local processes, without Spark, whose floor is one such interpreter. Of ours each turn has a first run, for which
-nothing has been kept, and a later one. Prints a table and a line of JSON.
+four workers in local processes, without Spark, whose floor is one such interpreter; also with a loop that reads Parquet files. Of
+ours each turn has a first run, for which nothing has been kept, and a later one. Prints a table and a line of JSON.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import argparse
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
@@ -28,8 +29,8 @@ WORKERS = 4
 STEPS = 10
 
 
-def elastic_loop() -> tuple[float, float]:
-    """Return when the first and the last step ended."""
+def elastic_loop(url: str = "") -> tuple[float, float]:
+    """Return when the first and the last step ended. ``url``: of Parquet files with the rows of ``STEPS`` batches, if any."""
     import time
 
     import torch
@@ -38,19 +39,33 @@ def elastic_loop() -> tuple[float, float]:
 
     model = se.DistributedDataParallel(torch.nn.Linear(512, 512))
     optimizer = torch.optim.Adam(model.parameters())
-    state = se.TorchState(model=model, optimizer=optimizer, times=[])
+    data = {"loader": se.data.ParquetLoader(url, 64)} if url else {}
+    state = se.TorchState(model=model, optimizer=optimizer, local={"times": []}, **data)
 
     @se.elastic
     def train(state: Any) -> None:
-        while len(state.times) < STEPS:
+        batches = (batch["x"] for batch in state.loader) if url else (torch.randn(64, 512) for _ in range(STEPS))
+        for batch in batches:
             optimizer.zero_grad()
-            model(torch.randn(64, 512)).square().mean().backward()
+            model(batch).square().mean().backward()
             optimizer.step()
             state.times.append(time.time())
             state.commit()
 
     train(state)
     return state.times[0], state.times[-1]
+
+
+def write_rows(folder: str) -> str:
+    """Write a batch for each step of each worker; return the folder's URL."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = [[0.5] * 512] * (64 * WORKERS * STEPS)
+    pq.write_table(
+        pa.table({"x": pa.array(rows, pa.list_(pa.float32(), 512))}), f"{folder}/rows.parquet", row_group_size=640
+    )
+    return f"file://{folder}"
 
 
 def distributor_loop() -> tuple[float, float]:
@@ -102,12 +117,15 @@ def main() -> None:
 
     seconds: dict[str, list[tuple[float, float]]] = {}
     floors: dict[str, list[float]] = {"one import": [], f"{WORKERS} imports": []}
-    for _ in range(options.repeats):
-        floors["one import"].append(imports(1))
-        spark_elastic.shutdown()
-        for name in ("spark_elastic, local=True", "spark_elastic, local=True, a later run"):
-            local = measure(lambda: spark_elastic.run(elastic_loop, local=True, num_proc=WORKERS)[0])
-            seconds.setdefault(name, []).append(local)
+    with tempfile.TemporaryDirectory() as folder:
+        urls = {"spark_elastic, local=True": "", "spark_elastic, local=True, Parquet files": write_rows(folder)}
+        for _ in range(options.repeats):
+            floors["one import"].append(imports(1))
+            for name, url in urls.items():
+                spark_elastic.shutdown()
+                run_here = partial(spark_elastic.run, elastic_loop, args=(url,), local=True, num_proc=WORKERS)
+                for which in (name, f"{name}, a later run"):
+                    seconds.setdefault(which, []).append(measure(lambda run_here=run_here: run_here()[0]))
     with local_cluster(WORKERS) as spark:
         for turn in range(options.repeats):
             # No warm parent that is kept has this turn's environment, until the first run of the turn has left one.

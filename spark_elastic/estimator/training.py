@@ -20,7 +20,6 @@ from spark_elastic.errors import DataError, NotFiniteLossError
 from spark_elastic.estimator.callback_runner import CallbackRunner
 from spark_elastic.estimator.callbacks import Metrics
 from spark_elastic.estimator.class_weights import class_of_rows
-from spark_elastic.estimator.devices import training_device
 from spark_elastic.estimator.fit_state import FitState, history_of, kept_weights
 from spark_elastic.estimator.fitted import PlainAttributes, parted_weights, weights_of
 from spark_elastic.estimator.layout import plain
@@ -29,6 +28,7 @@ from spark_elastic.estimator.plan import Trained, TrainingPlan
 from spark_elastic.estimator.row_checks import check_classes, check_indexes, check_rows, check_weights, check_whole
 from spark_elastic.estimator.schedules import Course, make_scheduler
 from spark_elastic.estimator.steps import LossWatch, Passes, check_frozen, make_optimizer
+from spark_elastic.estimator.training_device import training_device
 from spark_elastic.worker.from_first import broadcast_from_first
 
 _log = logging.getLogger(__name__)

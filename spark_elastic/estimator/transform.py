@@ -18,12 +18,12 @@ from pyspark.sql import functions as f
 from pyspark.sql.pandas.functions import PandasUDFType, pandas_udf
 from pyspark.sql.types import ArrayType, DataType, DecimalType, DoubleType, StructType
 
-from spark_elastic.estimator.devices import scoring_device
 from spark_elastic.estimator.finite import SHOWN, check_finite
 from spark_elastic.estimator.frame import as_list, check_columns, column, is_list, shown_columns
 from spark_elastic.estimator.layout import Layout, in_order, outputs_of
 from spark_elastic.estimator.row_checks import check_indexes, check_whole
 from spark_elastic.estimator.row_numbers import RowCount
+from spark_elastic.estimator.scoring_device import scoring_device
 from spark_elastic.estimator.sql_arguments import features_of
 
 if TYPE_CHECKING:

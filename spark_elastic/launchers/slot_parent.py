@@ -14,6 +14,7 @@ import select
 import selectors
 import signal
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -52,19 +53,21 @@ def main(descriptor: int, driver: int) -> None:
     if os.getppid() != driver:
         return
     from spark_elastic.launchers import local_slot  # noqa: F401
+    from spark_elastic.worker.imports import import_noted
     from spark_elastic.worker.warm_parent import try_to_import_everything
 
     try_to_import_everything()  # what fails here also fails in each slot's warm parent, whose workers report it
     with socket.socket(fileno=descriptor) as orders:
         with suppress(BrokenPipeError):  # the driver needs this process no more
             orders.send(READY)
-        _Parent(orders, gone).serve()
+        _Parent(orders, gone, import_noted).serve()
 
 
 class _Parent:
-    def __init__(self, orders: socket.socket, driver: int) -> None:
+    def __init__(self, orders: socket.socket, driver: int, on_idle: Callable[[], None] = lambda: None) -> None:
         self._orders = orders
         self._driver = driver
+        self._on_idle = on_idle
         self._slots: set[_Slot] = set()
         self._selector = selectors.DefaultSelector()
         self._selector.register(orders, selectors.EVENT_READ)
@@ -75,6 +78,8 @@ class _Parent:
 
     def serve(self) -> None:
         while self._slots or self._orders in self._selector.get_map():
+            if not self._slots:
+                self._on_idle()
             ready = self._selector.select(None if self._slots else processes.IDLE_SECONDS)
             if not ready:
                 return

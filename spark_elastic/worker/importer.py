@@ -20,6 +20,7 @@ import psutil
 from spark_elastic.task import packets, processes
 from spark_elastic.task.importer import is_peer_mine, peer_pid
 from spark_elastic.worker import warm_parent
+from spark_elastic.worker.imports import import_noted
 
 
 def main(listening: int, *above: int) -> None:
@@ -54,6 +55,8 @@ class _Importer:
         while True:
             if self._is_retired and not self._is_needed:
                 return
+            if not self._is_needed:
+                import_noted()
             ready = self._selector.select(None if self._is_needed else processes.IDLE_SECONDS)
             if not ready:
                 self.retire()

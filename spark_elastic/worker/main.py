@@ -20,6 +20,7 @@ from spark_elastic.worker.checks.lone_training import LoneTraining
 from spark_elastic.worker.children import ending_children
 from spark_elastic.worker.control import ControlClient
 from spark_elastic.worker.fixed_world import call_in_fixed_world
+from spark_elastic.worker.imports import note_imports
 from spark_elastic.worker.job import Job, current_job, enter_job
 from spark_elastic.worker.runtime import REAL_RUNTIME, Runtime
 
@@ -37,7 +38,10 @@ def run_worker(ticket: Ticket, number: int, token: str, runtime: Runtime = REAL_
         except Exception as error:
             control.failed(error)
             return 1
-        return _call(control, payload)
+        try:
+            return _call(control, payload)
+        finally:
+            note_imports()
 
 
 def _join_job(

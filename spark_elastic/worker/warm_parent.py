@@ -9,7 +9,6 @@ are forked from its importer (``worker/importer.py``). ``task/packets.py`` defin
 from __future__ import annotations
 
 import atexit
-import gc
 import multiprocessing.util
 import os
 import select
@@ -24,6 +23,7 @@ from typing import NoReturn
 from spark_elastic.protocol.ticket import Ticket
 from spark_elastic.task import packets, processes
 from spark_elastic.worker.control import ControlClient
+from spark_elastic.worker.imports import importing
 
 # The process that has made the folder of ``make_temporary_folder``.
 _folder_of = 0
@@ -59,13 +59,8 @@ def try_to_import_everything() -> Exception | None:
 
 
 def import_everything() -> None:
-    """Import what every worker needs, so that a newcomer does not have to. DDP and optimizers pull in torch._dynamo.
-
-    The garbage collector is off during the imports, which saves a quarter of the time: it would scan all new objects, and free
-    nothing.
-    """
-    gc.disable()
-    try:
+    """Import what every worker needs, so that a newcomer does not have to. DDP and optimizers pull in torch._dynamo."""
+    with importing():
         import torch
         import torch._dynamo
         import torch.distributed
@@ -77,9 +72,6 @@ def import_everything() -> None:
         import spark_elastic.worker.elastic
         import spark_elastic.worker.main
         import spark_elastic.worker.state.torch_state  # noqa: F401
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 class _Guardian:

@@ -115,7 +115,7 @@ def test_batches_that_are_read_ahead_are_those_of_the_epoch_on_the_device(rows: 
 
 def test_scoring_is_done_on_the_device(device: torch.device) -> None:
     pytest.importorskip("pyspark", reason="scoring is part of Spark's estimators, which need pyspark")
-    from spark_elastic.estimator.devices import scoring_device
+    from spark_elastic.estimator.scoring_device import scoring_device
     from spark_elastic.estimator.transform import Scorer
 
     assert scoring_device(None).type == "cpu", "no Spark task, no GPU that Spark has assigned"

@@ -222,6 +222,13 @@ def test_a_job_leaves_the_process_that_slots_are_forked_from_to_the_next_one_and
     assert set(psutil.Process().children()) <= before
 
 
+def test_what_takes_long_to_import_and_a_job_needed_is_imported_for_later_jobs_and_for_none_before() -> None:
+    spark_elastic.shutdown()
+    spark_elastic.run(training.look_around, local=True, num_proc=2)
+    found = [spark_elastic.run(training.find_reader, local=True, num_proc=2) for _ in range(3)]
+    assert found == [[False, False], [True, True], [True, True]]
+
+
 def test_killed_workers_and_killed_processes_of_slots_are_replaced() -> None:
     events: list[dict[str, Any]] = []
     faults = [kill(rank=1, step=5), kill_task(rank=1, step=10), kill_executor(rank=0, step=20)]

@@ -228,6 +228,16 @@ def look_around() -> tuple[list[int], int]:
     return [parent.pid for parent in psutil.Process().parents()], traces
 
 
+def find_reader() -> bool:
+    """Return whether the loader for Parquet files had been imported already; import it."""
+    import sys
+
+    found = "spark_elastic.data.parquet_loader" in sys.modules
+    import spark_elastic.data.parquet_loader  # noqa: F401
+
+    return found
+
+
 def look_around_when_there_is(path: str) -> tuple[list[int], int]:
     """Look around as soon as there is a file."""
     import os

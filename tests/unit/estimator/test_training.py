@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -183,3 +185,12 @@ def test_class_indexes_reach_metrics_as_whole_numbers_and_probabilities_of_class
     model.load_state_dict(found.weights)
     expected = nn.functional.cross_entropy(model(torch.tensor(x[:, None]).float()), torch.tensor(likely).float())
     assert found.history[0]["val_loss"] == pytest.approx(expected.item(), rel=1e-4)
+
+
+def test_a_worker_of_a_fit_imports_neither_spark_nor_what_starts_jobs() -> None:
+    code = (
+        "import sys, spark_elastic.estimator.training; print([name for name in sys.modules if "
+        "name.startswith(('pyspark', 'py4j', 'spark_elastic.launchers', 'spark_elastic.driver'))])"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert shown.strip() == "[]"

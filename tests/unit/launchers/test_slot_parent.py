@@ -32,7 +32,9 @@ class Parent(slot_parent._Parent):
 
     def __init__(self) -> None:
         self.driver_end, orders = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        super().__init__(orders, os.pidfd_open(os.getpid()))
+        # How many slots there were each time that it was idle.
+        self.idle: list[int] = []
+        super().__init__(orders, os.pidfd_open(os.getpid()), lambda: self.idle.append(len(self._slots)))
 
     @staticmethod
     def _become_slot(*_: object) -> int:
@@ -180,6 +182,7 @@ def test_it_ends_when_it_has_had_no_slot_for_long_and_waits_for_ever_while_it_ha
     assert waits[0] is None
     assert waits[-1] == processes.IDLE_SECONDS
     assert waits.count(processes.IDLE_SECONDS) == 1
+    assert parent.idle == [0], "once, between the last slot and the next order"
 
 
 def test_it_starts_where_warnings_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,6 +76,27 @@ def test_one_that_cannot_import_has_workers_tell_and_gives_its_name_up(change: C
     assert play(job) == 7
 
 
+def test_what_a_jobs_workers_have_imported_the_next_jobs_find(change: Callable[[str], None]) -> None:
+    change(
+        "from spark_elastic.worker import imports\n"
+        "imports.MODULES = ('wave', 'colorsys', 'this')\n"
+        "def run(*_):\n"
+        "    found = 'wave' in sys.modules\n"
+        "    import wave\n"
+        "    imports.note_imports()\n"
+        "    return 8 if found else 9\n"
+        "warm_parent._run = run"
+    )
+
+    async def job() -> int:
+        async with Task() as task:
+            return await task.run_worker()
+
+    assert play(job) == 9
+    # A job that follows at once may be served before the importer has heard that the last one is over.
+    wait_for(lambda: play(job) == 8)
+
+
 def test_one_that_nobody_needs_ends_and_one_that_serves_stays(change: Callable[[str], None]) -> None:
     change("warm_parent.processes.IDLE_SECONDS = 0.1")
 

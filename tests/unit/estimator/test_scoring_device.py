@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from spark_elastic.errors import SparkElasticError
-from spark_elastic.estimator import devices
-from spark_elastic.estimator.devices import place_of, scoring_device
+from spark_elastic.estimator import scoring_device as scoring
+from spark_elastic.estimator.scoring_device import place_of, scoring_device
 
 
 @pytest.fixture(autouse=True)
 def fresh() -> None:
     """Each test is a process whose variables nobody has changed yet."""
-    devices._left_visible.cache_clear()
+    scoring._left_visible.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_a_model_that_insists_on_a_gpu_does_not_score_on_the_cpu_where_torch_can
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     task = SimpleNamespace(resources=lambda: {"gpu": SimpleNamespace(addresses=["0"])})
-    monkeypatch.setattr(devices.TaskContext, "get", lambda: task)
+    monkeypatch.setattr(scoring.TaskContext, "get", lambda: task)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert scoring_device(None).type == "cpu"
     with pytest.raises(SparkElasticError, match=r"useGpu=True, but torch .* cannot use GPU 0"):

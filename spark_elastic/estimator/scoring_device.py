@@ -1,4 +1,4 @@
-"""On which device a fit trains, and on which a Spark task scores."""
+"""On which device a Spark task scores."""
 
 from __future__ import annotations
 
@@ -8,24 +8,8 @@ import os
 import torch
 from pyspark import TaskContext
 
-import spark_elastic as se
 from spark_elastic.errors import SparkElasticError
 from spark_elastic.launchers.gpus import gpu_at, visible_gpus
-
-
-def training_device(use_gpu: bool | None) -> torch.device:
-    """Return the device on which a worker trains: the GPU of its task, unless ``use_gpu`` is False; else the CPU.
-
-    Raises SparkElasticError if ``use_gpu`` is True and there is no GPU that torch can use.
-    """
-    if use_gpu is not False and torch.cuda.is_available() and se.device().type == "cuda":
-        return se.device()
-    if use_gpu:
-        raise SparkElasticError(
-            f"useGpu=True, but Spark has assigned no GPU that torch {torch.__version__} can use: set "
-            "spark.task.resource.gpu.amount=1, and install a torch for CUDA"
-        )
-    return torch.device("cpu")
 
 
 def scoring_device(use_gpu: bool | None) -> torch.device:
