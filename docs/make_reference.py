@@ -34,6 +34,8 @@ OURS = {
     "KERAS_BACKEND": "set to `torch` by `spark_elastic.keras`, unless it is set",
     "SPARK_REUSE_WORKER": "read in tasks; Spark sets it where it uses Python processes again, and importers are kept there, too",
     "SPARK_ELASTIC_EXECUTOR_PID": "set in workers to the process of their executor, which injected faults strike",
+    "SPARK_ELASTIC_PRELOAD": "modules, separated by commas, that the process imports from which workers are forked "
+    "([more](howto/training.md#the-second-run))",
     "SPARK_ELASTIC_TASK_PID": "set in workers to the process of their task, which injected faults strike, too",
     "SPARK_HOME": "read by `doctor`: where `conf/spark-defaults.conf` is",
     "SPARK_CONF_DIR": "read by `doctor`: where `spark-defaults.conf` is",

@@ -5,7 +5,7 @@ jobs need would delay the others. So a worker notes at its end which of them it 
 process, and the process imports them once it serves no job: the workers of later jobs find them.
 
 Only modules are listed whose import takes long, and depends on nothing that user code may set just before it, as the import of
-transformers depends on ``HF_HOME``.
+transformers depends on ``HF_HOME``. Users can name others in a variable.
 """
 
 from __future__ import annotations
@@ -13,9 +13,13 @@ from __future__ import annotations
 import gc
 import importlib
 import mmap
+import os
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+
+from spark_elastic.errors import SparkElasticError
 
 MODULES = (
     "spark_elastic.data.parquet_loader",
@@ -23,8 +27,33 @@ MODULES = (
     "spark_elastic.estimator.training",
 )
 
+# Names modules that users want imported ahead of the first job, too, separated by commas.
+PRELOAD_VARIABLE = "SPARK_ELASTIC_PRELOAD"
+
 # A byte for each module, 1 if it was noted. Forked processes share it.
 _noted = mmap.mmap(-1, len(MODULES))
+
+
+def preload() -> None:
+    """Import what the user has named. Raises ``SparkElasticError`` for what cannot be imported, or not ahead of a fork."""
+    names = [name.strip() for name in os.environ.get(PRELOAD_VARIABLE, "").split(",") if name.strip()]
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            raise SparkElasticError(
+                f"{PRELOAD_VARIABLE} names {name}, which cannot be imported by {sys.executable}: {type(error).__name__}: {error}"
+            ) from error
+        if others := [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]:
+            raise SparkElasticError(
+                f"{PRELOAD_VARIABLE} names {name}, whose import starts threads ({', '.join(others)}), which do not exist in the "
+                "workers that are forked afterwards: leave it out"
+            )
+        if "torch" in sys.modules and sys.modules["torch"].cuda.is_initialized():
+            raise SparkElasticError(
+                f"{PRELOAD_VARIABLE} names {name}, whose import uses CUDA, which the workers that are forked afterwards then "
+                "cannot: leave it out"
+            )
 
 
 def note_imports() -> None:

@@ -23,7 +23,7 @@ from typing import NoReturn
 from spark_elastic.protocol.ticket import Ticket
 from spark_elastic.task import packets, processes
 from spark_elastic.worker.control import ControlClient
-from spark_elastic.worker.imports import importing
+from spark_elastic.worker.imports import importing, preload
 
 # The process that has made the folder of ``make_temporary_folder``.
 _folder_of = 0
@@ -72,6 +72,8 @@ def import_everything() -> None:
         import spark_elastic.worker.elastic
         import spark_elastic.worker.main
         import spark_elastic.worker.state.torch_state  # noqa: F401
+
+        preload()
 
 
 class _Guardian:

@@ -19,6 +19,7 @@ import spark_elastic
 from spark_elastic import TrainingFailedError
 from spark_elastic.data import ElasticDataLoader
 from spark_elastic.testing import kill
+from spark_elastic.worker.imports import PRELOAD_VARIABLE
 
 ITEMS, EPOCHS = 1000, 2
 STEPS = 16  # an epoch, in batches of 64
@@ -27,8 +28,8 @@ COURSE = ["--workers", "3", "--items", str(ITEMS), "--epochs", str(EPOCHS)]
 
 @pytest.fixture(autouse=True)
 def environment() -> Iterator[None]:
-    """Keep what these libraries write into the environment from other tests."""
-    with mock.patch.dict(os.environ):
+    """Keep what these libraries write into the environment from other tests. Local workers find the libraries imported."""
+    with mock.patch.dict(os.environ, {PRELOAD_VARIABLE: "lightning.pytorch, transformers.trainer"}):
         yield
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -76,3 +77,41 @@ print(*(name for name in set(sys.modules) - before if name.partition(".")[0] in 
 def test_a_worker_that_reads_parquet_files_finds_all_that_takes_time_imported(tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": [1.0, 2.0]}), tmp_path / "rows.parquet")
     assert run(READS.format(url=tmp_path.as_uri())) == [""]
+
+
+PRELOADS = """
+import os, sys
+from spark_elastic.worker import imports
+
+os.environ[imports.PRELOAD_VARIABLE] = {names!r}
+imports.preload()
+print("wave" in sys.modules, "colorsys" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize(
+    ("names", "found"), [("", "False False"), (" wave,", "True False"), ("wave, colorsys", "True True")]
+)
+def test_what_the_user_names_is_imported(names: str, found: str) -> None:
+    assert run(PRELOADS.format(names=names)) == [found]
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("import no_such_module", "which cannot be imported by .*No module named 'no_such_module'"),
+        ("1 / 0", "which cannot be imported by .*ZeroDivisionError"),
+        (
+            "import threading, time; threading.Thread(target=time.sleep, args=(9,), name='mine', daemon=True).start()",
+            r"whose import starts threads \(mine\)",
+        ),
+        ("import torch; torch.cuda.is_initialized = lambda: True", "whose import uses CUDA"),
+    ],
+)
+def test_what_cannot_be_imported_ahead_of_a_fork_is_an_error_that_names_it(
+    source: str, words: str, tmp_path: Path
+) -> None:
+    (tmp_path / "heavy.py").write_text(source)
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}){PRELOADS.format(names='heavy')}"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert re.search(f"SparkElasticError: SPARK_ELASTIC_PRELOAD names heavy, {words}", process.stderr)
