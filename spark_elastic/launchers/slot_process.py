@@ -15,7 +15,7 @@ from spark_elastic.launchers import slot_parent
 from spark_elastic.protocol.ticket import Ticket
 from spark_elastic.task.facts import worker_environment
 from spark_elastic.task.process_setting import ProcessSetting
-from spark_elastic.task.processes import ExitSign
+from spark_elastic.task.processes import OWN_PATH_ONLY, ExitSign
 from spark_elastic.task.service import TaskPlace
 
 READ_BYTES = 64 * 1024
@@ -38,7 +38,9 @@ class SlotParent:
         self._output = os.memfd_create("spark_elastic-slot_parent")
         try:
             with theirs:
-                code = f"from {slot_parent.__name__} import main; import sys; main(int(sys.argv[1]), int(sys.argv[2]))"
+                code = (
+                    f"{OWN_PATH_ONLY}from {slot_parent.__name__} import main; main(int(sys.argv[1]), int(sys.argv[2]))"
+                )
                 self._process = subprocess.Popen(
                     [sys.executable, "-c", code, str(theirs.fileno()), str(os.getpid())],
                     pass_fds=[theirs.fileno()],

@@ -21,6 +21,10 @@ TIDY_SECONDS = 4.0
 # How many seconds a process waits for a request to fork before it ends, because it holds the memory of all its imports.
 IDLE_SECONDS = 600.0
 
+# Begins the code of a fresh interpreter (``python -c``), which looks for modules in the working directory first. The import path
+# comes from the process that starts it, in PYTHONPATH, and has the working directory only where that process has it.
+OWN_PATH_ONLY = "import sys; sys.path[:1] == [''] and sys.path.pop(0); "
+
 # In the command lines of processes that clean up after others: Python's resource tracker, torch's manager of shared memory.
 _TIDY = ("multiprocessing.resource_tracker", "torch_shm_manager")
 

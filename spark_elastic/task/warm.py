@@ -9,6 +9,8 @@ import sys
 from collections.abc import Mapping
 from typing import Protocol
 
+from spark_elastic.task.processes import OWN_PATH_ONLY
+
 
 class WarmParent(Protocol):
     """The process from which a task's worker is forked."""
@@ -39,7 +41,7 @@ class StartedParent:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        code = "from spark_elastic.worker.warm_parent import main; import sys; main(int(sys.argv[1]), int(sys.argv[2]))"
+        code = f"{OWN_PATH_ONLY}from spark_elastic.worker.warm_parent import main; main(int(sys.argv[1]), int(sys.argv[2]))"
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", code, str(theirs.fileno()), str(os.getpid())],

@@ -51,7 +51,7 @@ _SUDDEN = frozenset((signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGIL
 # How many bytes of a script's error file are read.
 ERROR_BYTES = 64 * 1024
 
-_MAIN = "import pickle, sys; pickle.load(open(int(sys.argv[1]), 'rb'))()"
+_MAIN = f"{processes.OWN_PATH_ONLY}import pickle; pickle.load(open(int(sys.argv[1]), 'rb'))()"
 
 
 @dataclass(frozen=True)

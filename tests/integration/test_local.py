@@ -260,6 +260,31 @@ def test_modules_beside_the_script_are_found_in_the_workers(tmp_path: Path, monk
     assert spark_elastic.run(answer, local=True, num_proc=1) == [42]
 
 
+FINDS = """
+import queue, helpers, spark_elastic
+
+def find():
+    import helpers
+    return helpers.WHERE
+
+if __name__ == "__main__":
+    environments = [None, {"OTHER": "1"}]  # workers are forked, or have an interpreter of their own
+    found = [spark_elastic.run(find, num_proc=1, max_np=1, local=True, env=env) for env in environments]
+    assert found == 2 * [[helpers.WHERE]] == 2 * [["beside the script"]], found
+"""
+
+
+def test_the_working_directory_hides_no_module_that_the_driver_imports(tmp_path: Path) -> None:
+    """It came first in workers, though the driver does not look there: other modules, or none that works."""
+    (tmp_path / "queue.py").write_text("raise SystemExit('not the one of the standard library')")
+    (tmp_path / "helpers.py").write_text("WHERE = 'in the working directory'")
+    beside = tmp_path / "scripts"
+    beside.mkdir()
+    (beside / "helpers.py").write_text("WHERE = 'beside the script'")
+    (beside / "train.py").write_text(FINDS)
+    subprocess.run([sys.executable, str(beside / "train.py")], cwd=tmp_path, check=True, timeout=200)
+
+
 def raise_much() -> None:
     raise ValueError("begins " + 40_000_000 * "y" + " ends")
 
