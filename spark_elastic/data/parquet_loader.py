@@ -214,9 +214,12 @@ def _read_manifest_once(urls: tuple[str, ...], storage_options: Mapping[str, obj
 
 
 def _estimate_row_bytes(manifest: Manifest, ngram: NGram | None, decoded: float) -> float:
-    """Estimate the memory of a row, from its size in the files and, for codecs of Petastorm, from what they decode to."""
+    """Estimate the memory of a row: what it decodes to, if that is known (else 0), or its size in the files if that is more.
+
+    Files hold values that repeat, such as the zeros of a one-hot vector, in a small part of that.
+    """
     stored = float(sum(group.uncompressed_bytes for group in manifest)) / max(1, int(manifest.rows.sum()))
-    return max(1.0, stored if ngram is None else stored * len(ngram.fields), decoded if manifest.unischema else 0.0)
+    return max(1.0, stored if ngram is None else stored * len(ngram.fields), decoded)
 
 
 class _WithoutRandomness:

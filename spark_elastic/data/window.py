@@ -40,8 +40,8 @@ class _Lane:
 class WindowStore:
     """Holds at most one window per lane: memory for ``spec.window`` rows times the lanes in use, plus ``chunk`` rows each.
 
-    Not thread-safe: it belongs to the reader thread while there is one. Every window is checked, row by row, against
-    the rows that the order assigns to it.
+    If all lanes have fewer rows than a window, there is memory for these. Not thread-safe: it belongs to the reader thread
+    while there is one. Every window is checked, row by row, against the rows that the order assigns to it.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class WindowStore:
         self._name = name
         self._row_ids = row_ids
         self._chunk = chunk
-        self._width = order.spec.window
+        self._width = min(order.spec.window, int(order.lane_rows.max(initial=1)))
         lanes = order.spec.lanes
         self._lanes: dict[int, _Lane] = {}
         self._free: list[int] = []

@@ -161,7 +161,7 @@ def _refusal(model: torch.nn.Module, failure: Exception) -> str:
 
 
 def _hint(model: torch.nn.Module, candidates: Sequence[Layout], batch: Mapping[str, torch.Tensor]) -> str:
-    """Return advice for a network that cannot be called, but could be with fractional numbers."""
+    """Return advice for a network that cannot be called, but could be with numbers of another type."""
     features = [name for name in candidates[0].features if name not in candidates[0].categories]
     whole = [name for name in features if not batch[name].is_floating_point()]
     fractional = {**batch, **{name: batch[name].float() for name in whole}}
@@ -173,6 +173,15 @@ def _hint(model: torch.nn.Module, candidates: Sequence[Layout], batch: Mapping[s
             is_cast = all(batch[name].dim() == 1 for name in whole)
             how = f"cast {columns} to double" if is_cast else f"call .float() on {columns} in forward"
             return f"; it takes fractional numbers: {how}"
+    types = {value.dtype for value in model.parameters() if value.is_floating_point()}
+    for dtype in types - {torch.float32}:
+        converted = {**batch, **{name: batch[name].to(dtype) for name in features}}
+        for candidate in candidates:
+            with contextlib.suppress(Exception):
+                candidate.call(copy.deepcopy(model), converted)
+                kind = str(dtype).removeprefix("torch.")
+                how = "" if dtype is torch.float64 else ", and give mixedPrecision to compute in a smaller type"
+                return f"; its weights are {kind}, and fractional columns arrive as float32: call .float() on it{how}"
     return ""
 
 

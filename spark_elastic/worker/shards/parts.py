@@ -430,4 +430,5 @@ def _sparse(gradient: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """Return the rows of a gradient that any shard had, as a sparse one."""
     (present,) = rows.nonzero(as_tuple=True)
     shape = list(gradient.shape)
-    return torch.sparse_coo_tensor(present[None], gradient[present], shape, is_coalesced=True)
+    # Torch warns unless it is told whether to check.
+    return torch.sparse_coo_tensor(present[None], gradient[present], shape, is_coalesced=True, check_invariants=False)

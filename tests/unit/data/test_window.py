@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from data_worlds import World, write_dataset
 from loaded_rows import ids
@@ -41,6 +43,22 @@ def test_lanes_that_moved_away_are_dropped(tmp_path: Path) -> None:
     world.step()
     assert (store.resident >= 0).sum() == 2
     world.close()
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.float32(), 2**15), pa.list_(pa.float32())])
+def test_rows_that_files_hold_in_few_bytes_take_no_more_memory_than_others(kind: pa.DataType, tmp_path: Path) -> None:
+    """The window was chosen by the bytes in the files: 8 GiB for one-hot vectors of 128 KiB, however few there were."""
+    count, width = 64, 2**15
+    one_hot = np.zeros((count, width), np.float32)
+    one_hot[:, 7] = 1
+    rows = pa.FixedSizeListArray.from_arrays(one_hot.reshape(-1), width).cast(kind)
+    pq.write_table(pa.table({"x": rows}), tmp_path / "rows.parquet", row_group_size=8)
+    loader = ParquetLoader(tmp_path, 8)
+    spec = loader._own_spec
+    assert 2**27 < spec.lanes * spec.window * one_hot[0].nbytes <= 2**28
+    assert sum(float(batch["x"][:, 7].sum()) for batch in loader) == count
+    assert loader._store is not None
+    assert loader._store.bytes <= 2 * one_hot.nbytes
 
 
 def test_an_engine_that_delivers_other_rows_than_were_assigned_is_an_error(

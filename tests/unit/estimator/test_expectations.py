@@ -354,6 +354,23 @@ def test_columns_are_fitted_to_a_network_whose_steps_run_elsewhere(where: dict[s
         recipe(estimator(nn.Linear(3, 1), nn.MSELoss(), **where))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "advice"),
+    [
+        (torch.float64, r"its weights are float64, and fractional columns arrive as float32: call \.float\(\) on it$"),
+        (
+            torch.bfloat16,
+            r"its weights are bfloat16, and .* on it, and give mixedPrecision to compute in a smaller type$",
+        ),
+    ],
+)
+def test_a_network_with_weights_of_another_type_is_refused_with_what_to_do(dtype: torch.dtype, advice: str) -> None:
+    with pytest.raises(ValueError, match=advice):
+        recipe(estimator(nn.Linear(1, 1).to(dtype), nn.MSELoss()))
+    with pytest.raises(ValueError, match=r"\(columns x \[rows\] float32\)$"):
+        recipe(estimator(nn.Linear(3, 1).to(dtype), nn.MSELoss()))
+
+
 def test_two_outputs_of_one_name_are_an_error() -> None:
     with pytest.raises(ValueError, match="two outputs have the column 'p'"):
         named_once([("p", 0), ("p", 0)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -125,6 +126,15 @@ def test_a_model_may_change_its_dtype_between_loops() -> None:
         assert {p.grad.dtype for p in state.model.parameters()} == {dtype}
         state.optimizer.step()
         state.commit()
+
+
+def test_sparse_gradients_are_added_up_without_a_warning() -> None:
+    state = training(nn.Sequential(nn.Embedding(30, 2, sparse=True), nn.Linear(2, 1)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for x, _ in state.model.parts(first(state)):
+            state.model(x.long().abs() % 30).square().mean().backward()
+    assert state.model.module[0].weight.grad.is_sparse
 
 
 def test_a_parameter_that_no_shard_uses_has_no_gradient() -> None:
