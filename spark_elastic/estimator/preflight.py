@@ -161,7 +161,7 @@ def _refusal(model: torch.nn.Module, failure: Exception) -> str:
 
 
 def _hint(model: torch.nn.Module, candidates: Sequence[Layout], batch: Mapping[str, torch.Tensor]) -> str:
-    """Return advice for a network that cannot be called, but could be with numbers of another type."""
+    """Return advice for a network that cannot be called, but could be with numbers or weights of another type."""
     features = [name for name in candidates[0].features if name not in candidates[0].categories]
     whole = [name for name in features if not batch[name].is_floating_point()]
     fractional = {**batch, **{name: batch[name].float() for name in whole}}
@@ -175,10 +175,9 @@ def _hint(model: torch.nn.Module, candidates: Sequence[Layout], batch: Mapping[s
             return f"; it takes fractional numbers: {how}"
     types = {value.dtype for value in model.parameters() if value.is_floating_point()}
     for dtype in types - {torch.float32}:
-        converted = {**batch, **{name: batch[name].to(dtype) for name in features}}
         for candidate in candidates:
             with contextlib.suppress(Exception):
-                candidate.call(copy.deepcopy(model), converted)
+                candidate.call(copy.deepcopy(model).float(), batch)
                 kind = str(dtype).removeprefix("torch.")
                 how = "" if dtype is torch.float64 else ", and give mixedPrecision to compute in a smaller type"
                 return f"; its weights are {kind}, and fractional columns arrive as float32: call .float() on it{how}"
