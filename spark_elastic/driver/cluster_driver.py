@@ -13,7 +13,7 @@ import os
 import pickle
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, ClassVar
 
@@ -71,6 +71,10 @@ LEAVE_SECONDS = 10.0
 PRINT_SECONDS = 0.5
 
 
+# Fills in ``num_proc``, ``min_np`` and ``max_np`` where they are None; returns ``min_np``, ``num_proc`` and ``max_np``.
+Sizing = Callable[[int | None, int | None, int | None], tuple[int, int, int]]
+
+
 class _DriverLostError(Exception):
     """The driver is gone, and with it all of the job that was not written to a checkpoint."""
 
@@ -96,11 +100,9 @@ class ClusterDriver:
         self, launcher: Launcher, num_proc: int | None, min_np: int | None, max_np: int | None
     ) -> tuple[int, int, int]:
         """Return the launcher's sizes less ``OWN_SLOTS``, unless ``max_np`` is given."""
-        low, start, high = launcher.sizes(num_proc, min_np, max_np)
-        if max_np is not None:
-            return low, start, high
-        room = room_for_workers(high, max(num_proc or 1, min_np or 1), "max_np")
-        return launcher.sizes(num_proc, min_np, room)
+        if max_np is None:
+            max_np = room_for_workers(launcher.sizes, num_proc, min_np, "max_np")
+        return launcher.sizes(num_proc, min_np, max_np)
 
     def run(
         self, launcher: Launcher, settings: JobSettings, call: bytes, log: EventLog, printer: OutputPrinter
@@ -124,9 +126,18 @@ class ClusterDriver:
                     raise TrainingFailedError(message) from error
 
 
-def room_for_workers(slots: int, wanted: int, setting: str) -> int:
-    """Return how many slots of a cluster are left besides ``OWN_SLOTS``. Raises ``ValueError`` if fewer than are wanted."""
-    room = slots - OWN_SLOTS
+def room_for_workers(sizes: Sizing, num_proc: int | None, min_np: int | None, setting: str) -> int:
+    """Return the ``max_np`` that leaves ``OWN_SLOTS`` of a cluster's slots free. ``sizes`` fills in sizes as launchers do.
+
+    Raises ``ValueError`` if fewer slots are left than are wanted. If the number of slots is not known, as with ``resources=``,
+    ``max_np`` is what is wanted.
+    """
+    at_will = sizes(num_proc, min_np, None)[2]
+    try:
+        slots = sizes(None, None, None)[2]
+    except ValueError:
+        return at_will
+    room, wanted = slots - OWN_SLOTS, max(num_proc or 1, min_np or 1)
     if room < wanted:
         raise ValueError(
             f"driver='cluster' takes {OWN_SLOTS} slots beside those of the workers, and this cluster has {slots} in "

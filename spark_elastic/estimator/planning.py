@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
@@ -118,9 +119,10 @@ def plan_sizes(params: Parameterized, session: SparkSession) -> Sizes:
     A driver in the cluster leaves fewer slots for workers.
     """
     least, start, most = params.value("minNp"), params.value("numProc"), params.value("maxNp")
-    _, default_start, default_most = default_sizes(session, start, least, most, plan_resources(params))
+    sizes_of = partial(default_sizes, session, resources=plan_resources(params))
+    _, default_start, default_most = sizes_of(start, least, most)
     if most is None and DRIVERS[params.value("driver")].own_slots:
-        most = room_for_workers(default_most, max(start or 1, least or 1), "maxNp")
+        most = room_for_workers(sizes_of, start, least, "maxNp")
     most = most or default_most
     shards = plan_shards(params)
     if shards is not None and params.value("maxNp") is None:

@@ -53,6 +53,26 @@ def test_what_is_given_stays() -> None:
     assert ClusterDriver(None).sizes(launcher(2), None, 2, 5) == (2, 2, 5)
 
 
+def test_where_the_size_of_the_cluster_is_not_known_as_many_workers_as_asked_for_are_the_most() -> None:
+    """Two were refused on a cluster of any size, with ``resources=``: they were taken for the cluster's slots."""
+
+    def sizes(num_proc: int | None, min_np: int | None, max_np: int | None) -> tuple[int, int, int]:
+        if num_proc is None and max_np is None:
+            raise ValueError("give max_np or num_proc")
+        return fill_sizes(0, num_proc, min_np, max_np)
+
+    unknown: Any = SimpleNamespace(sizes=sizes)
+    assert ClusterDriver(None).sizes(unknown, 2, None, None) == (2, 2, 2)
+    assert ClusterDriver(None).sizes(unknown, 2, 1, None) == (1, 2, 2)
+    with pytest.raises(ValueError, match="give max_np or num_proc"):
+        ClusterDriver(None).sizes(unknown, None, 2, None)
+
+
+def test_a_cluster_that_is_smaller_than_what_is_asked_for_is_named_with_its_own_slots() -> None:
+    with pytest.raises(ValueError, match=r"this cluster has 4 in all: too few for 9 workers"):
+        ClusterDriver(None).sizes(launcher(4), 9, None, None)
+
+
 @pytest.mark.parametrize(("present", "min_np"), [(OWN_SLOTS, None), (OWN_SLOTS + 2, 3)])
 def test_a_cluster_that_is_too_small_is_named(present: int, min_np: int | None) -> None:
     with pytest.raises(ValueError, match=f"driver='cluster' takes {OWN_SLOTS} slots .* has {present} in all"):

@@ -204,6 +204,7 @@ def test_a_driver_in_the_cluster_leaves_the_workers_two_slots_less() -> None:
     assert plan_sizes(make(driver="cluster", maxNp=4), session).most == 4
     with pytest.raises(ValueError, match=r"this cluster has 4 in all: too few for 3 workers.*give maxNp"):
         plan_sizes(make(driver="cluster", minNp=3), session)
+    assert plan_sizes(make(driver="cluster", numProc=3, resourceProfile={"cpus": 1}), session).most == 3
 
 
 def test_the_rows_are_those_that_the_loader_finds(tmp_path: Path) -> None:
