@@ -287,11 +287,8 @@ class _Life:
             match msgspec.msgpack.decode(row, type=Row):
                 case Letter() as letter:
                     self._hear([letter])
-                case ResultPart(content, last):
-                    self._parts.append(content)
-                    if last:
-                        self._results.append(b"".join(self._parts))
-                        self._parts.clear()
+                case ResultPart() as part:
+                    self._take_part(part)
                 case JobError(error):
                     raise self._explained(pickle.loads(error))
                 case DriverLost(reason):
@@ -327,8 +324,16 @@ class _Life:
             case JobIsOver():
                 if self._slots is not None:
                     self._slots.submit_no_more()
+            case ResultPart():
+                self._take_part(told)
             case other:
                 assert_never(other)
+
+    def _take_part(self, part: ResultPart) -> None:
+        self._parts.append(part.content)
+        if part.last:
+            self._results.append(b"".join(self._parts))
+            self._parts.clear()
 
     def _explained(self, error: SparkElasticError) -> SparkElasticError:
         """Add to the error of a shortage what is particular to a driver in a slot."""

@@ -7,6 +7,7 @@ import os
 import pickle
 import select
 import threading
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -35,6 +36,9 @@ from spark_elastic.protocol.records import EventsDropped
 TELL_SECONDS = 5.0
 # How many seconds pass between two points at which Spark can stop the task of a cancelled driver.
 PULSE_SECONDS = 0.25
+# How many bytes of results the driver's task returns at most. Larger ones are fetched before, in parts of this size: the JVM of
+# the executor holds all that a task returns.
+RESULT_BYTES = 32 * 1024 * 1024
 
 
 class _Told(msgspec.Struct, frozen=True, tag=True):
@@ -96,7 +100,7 @@ class DriverLost(_Told, frozen=True):
     reason: str
 
 
-Told = EventTold | OutputTold | LogTold | SlotRegistered | SlotsWantedBack | JobIsOver
+Told = EventTold | OutputTold | LogTold | SlotRegistered | SlotsWantedBack | JobIsOver | ResultPart
 # The rows at the end: letters that had not been fetched, then results or an error.
 Row = Letter | ResultPart | JobError | DriverLost
 
@@ -142,9 +146,13 @@ class DriveInSlot:
         job: SlotJob = pickle.loads(b"".join(rows))
         with EndWithExecutor(), PostOffice(self.credentials) as post:
             outcome = yield from self._drive(job, post)
+            parts = _parts_of(outcome) if isinstance(outcome, list) else deque()
+            yield from leave_for_client(post, parts)
             left = post.left()
         yield from map(encode, left)
-        yield from map(encode, _rows_of(outcome))
+        if not isinstance(outcome, list):
+            yield encode(outcome if isinstance(outcome, DriverLost) else JobError(_pickle(outcome)))
+        yield from parts
 
     def _drive(self, job: SlotJob, post: PostOffice) -> Generator[None, None, list[bytes] | DriverLost | Exception]:
         def tell(what: Told) -> None:
@@ -242,16 +250,28 @@ class _LetterPrinter(OutputPrinter):
         self._tell(LogTold(level, text))
 
 
-def _rows_of(outcome: list[bytes] | DriverLost | Exception) -> Iterator[Row]:
-    if isinstance(outcome, DriverLost):
-        yield outcome
+def _parts_of(results: list[bytes]) -> deque[bytes]:
+    """Cut results into encoded ``ResultPart`` objects."""
+    parts: deque[bytes] = deque()
+    while results:
+        parts += (msgspec.msgpack.encode(ResultPart(part.data, part.last)) for part in chunks(results.pop(0)))
+    return parts
+
+
+def leave_for_client(post: PostOffice, parts: deque[bytes]) -> Iterator[None]:
+    """Have the client fetch parts of results until ``RESULT_BYTES`` or less are left in ``parts``."""
+    left = sum(map(len, parts))
+    if left <= RESULT_BYTES:
         return
-    if isinstance(outcome, Exception):
-        yield JobError(_pickle(outcome))
-        return
-    for result in outcome:
-        for part in chunks(result):
-            yield ResultPart(part.data, part.last)
+    while True:
+        while not post.emptied.wait(PULSE_SECONDS):
+            yield None
+        if left <= RESULT_BYTES:
+            return
+        wanted = left - RESULT_BYTES
+        while left > wanted:
+            left -= len(parts[0])
+            post.put(parts.popleft())
 
 
 def _pickle(error: Exception) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -28,9 +29,17 @@ from spark_elastic.estimator import slots
 from spark_elastic.testing import kill
 
 cloudpickle.register_pickle_by_value(networks)
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 EXECUTORS = 4
 WORKERS = 2
 SETTLE_SECONDS = 30.0
+
+
+def make_bytes(count: int) -> bytes:
+    """Return as many bytes, each the number of this rank."""
+    import spark_elastic as se
+
+    return se.elastic(lambda state: bytes([se.rank()]) * count)(se.ObjectState(step=0))
 
 
 def once(kind: str, act: Callable[[], Any]) -> Callable[[dict[str, Any]], None]:
@@ -91,6 +100,13 @@ def test_events_output_and_results_come_through_the_session_alone(
     # A host that offers itself as the job ends may still tell its facts.
     assert [kind for kind in kinds if not kind.startswith("host_")][-1] == "job_finished"
     assert capsys.readouterr().out.count("a worker begins") == WORKERS
+
+
+def test_results_that_an_executor_could_not_hold_at_once_come_in_parts(spark: Any) -> None:
+    results = spark_elastic.run(
+        make_bytes, (70_000_000,), spark=spark, num_proc=WORKERS, max_np=WORKERS, driver="cluster"
+    )
+    assert [(len(data), set(data)) for data in results] == [(70_000_000, {rank}) for rank in range(WORKERS)]
 
 
 def test_a_killed_worker_costs_no_committed_step(run_on_spark: Any) -> None:
