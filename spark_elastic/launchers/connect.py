@@ -50,6 +50,7 @@ _ENDED = {
     "SparkContext was shut down": "the SparkContext of the Spark Connect server was stopped",
     "stopped SparkContext": "the SparkContext of the Spark Connect server was stopped",
 }
+_USELESS = "the session of Spark Connect cannot be used any more: {}. Make another one"
 
 
 class ConnectLauncher:
@@ -66,7 +67,14 @@ class ConnectLauncher:
     def __enter__(self) -> ConnectLauncher:
         if self._session.is_stopped:
             raise SparkElasticError("the session of Spark Connect has been stopped: make another one")
-        check_session_settings(self._session, resources=self._resources)
+        if end := SessionWatch(self._session, on_end=lambda reason: None).find_end():
+            raise SparkElasticError(_USELESS.format(end))
+        try:
+            check_session_settings(self._session, resources=self._resources)
+        except Exception as error:
+            if end := end_in(str(error)):
+                raise SparkElasticError(_USELESS.format(end)) from error
+            raise
         if self._resources is not None:
             self._profile = connect_profile(self._session, self._resources)
         note_use(self._session, self.application)

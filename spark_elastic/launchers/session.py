@@ -113,10 +113,10 @@ def check_idle_timeout(conf: SparkConf | RuntimeConfig | ConnectConfig | Mapping
 
 
 def active_session() -> SparkSession | None:
-    """Return this thread's active session, of either kind, or that of ``SPARK_REMOTE``; None without one.
+    """Return this thread's active session, of either kind, else that of ``SPARK_REMOTE`` or another thread; None without one.
 
     Raises ``ModuleNotFoundError`` if pyspark is not installed, and ``SparkElasticError`` where code works with Spark Connect and
-    this thread has no session.
+    there is no session.
     """
     try:
         from pyspark.sql import SparkSession
@@ -135,10 +135,15 @@ def active_session() -> SparkSession | None:
     if os.environ.get("SPARK_REMOTE"):
         return SparkSession.builder.getOrCreate()
     if "SPARK_CONNECT_MODE_ENABLED" in os.environ:
-        raise SparkElasticError(
-            "there is no Spark Connect session in this thread: give yours, as in run(fn, spark=session), or make one here with "
-            "SparkSession.builder.remote(…)"
-        )
+        from pyspark.errors import PySparkException
+
+        try:
+            return SparkSession.active()
+        except PySparkException as error:
+            raise SparkElasticError(
+                "there is no Spark Connect session: give yours, as in run(fn, spark=session), or make one with "
+                "SparkSession.builder.remote(…)"
+            ) from error
     return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -196,7 +197,10 @@ def test_stopping_the_session_cancels_the_job(server: ConnectServer) -> None:
     session = connect(server)
     with pytest.raises(JobCancelledError, match=r"session was (stopped|closed)"):
         spark_elastic.run(count_steps, args=(10**6, 0.02), spark=session, max_np=2, on_event=at_step(1, session.stop))
-    with pytest.raises(SparkElasticError, match="the session of Spark Connect has been stopped"):
+    # It may be on the way.
+    with pytest.raises(
+        SparkElasticError, match=r"has been stopped|cannot be used any more: .* session was (stopped|closed)"
+    ):
         spark_elastic.run(count_steps, args=(1, 0.0), spark=session, max_np=2)
 
 
@@ -206,6 +210,7 @@ def test_the_death_of_the_server_cancels_the_job(driver: str, tmp_path: Path) ->
 import os
 import sys
 sys.path[:0] = [SUPPORT]
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 import cloudpickle, training
 from connect_server import ConnectServer
@@ -215,19 +220,25 @@ cloudpickle.register_pickle_by_value(training)
 
 server = ConnectServer(Path(sys.argv[1]), 4)
 SparkSession.builder.remote(server.url).getOrCreate()
+kill = lambda event: server.kill() if event["event"] == "world_formed" else None
+job = {"args": (10**6, 0.02), "max_np": 2, "driver": sys.argv[2]}
+# The session is found without being given, also by a thread that has made none.
+run = ThreadPoolExecutor(1).submit(spark_elastic.run, training.count_steps, on_event=kill, **job)
+print("cancelled:", run.exception(), flush=True)
 try:
-    kill = lambda event: server.kill() if event["event"] == "world_formed" else None
-    # Found without being given, as it is active.
-    spark_elastic.run(training.count_steps, args=(10**6, 0.02), max_np=2, driver=sys.argv[2], on_event=kill)
-except spark_elastic.JobCancelledError as error:
-    print("cancelled:", error, flush=True)
-    server.end()
-    os._exit(0)  # the client's own hooks at the end of Python try to reach a lost server for minutes
+    spark_elastic.run(training.count_steps, **job)
+except spark_elastic.SparkElasticError as error:
+    print("then:", error, flush=True)
+server.end()
+os._exit(0)  # the client's own hooks at the end of Python try to reach a lost server for minutes
 """.replace("SUPPORT", repr(str(Path(__file__).parents[1] / "support")))
     done = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path), driver], capture_output=True, text=True, timeout=200, check=False
     )
     assert "cancelled: the job cannot go on in Spark: the Spark Connect server" in done.stdout, done.stderr
+    assert re.search(
+        "then: the session of Spark Connect cannot be used any more: the Spark Connect server .* is gone", done.stdout
+    )
 
 
 def test_what_is_no_session_is_refused() -> None:

@@ -212,10 +212,10 @@ def test_several_gpus_for_each_task_are_refused() -> None:
 GPU_ON_EXECUTORS = {"spark_executor_resource_gpu_amount": "2"}
 
 
-def test_a_thread_without_a_session_of_spark_connect_is_told_to_give_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_without_a_session_of_spark_connect_is_told_to_give_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark's own error asks for a URL, which the user has given where the session was made."""
     monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
-    with pytest.raises(SparkElasticError, match="no Spark Connect session in this thread: give yours"):
+    with pytest.raises(SparkElasticError, match="there is no Spark Connect session: give yours"):
         run(print)
 
 
