@@ -51,6 +51,9 @@ _AVERAGES = _kinds("StochasticWeightAveraging", "WeightAveraging")
 # A callback that writes a file on any exception, from which Lightning has the next Trainer go on.
 _RELOADED = _kinds("OnExceptionCheckpoint")
 
+# A callback that puts masked weights, which are no parameters, in the place of parameters when a Trainer begins.
+_PRUNING = _kinds("ModelPruning")
+
 # Callbacks that change the objects in the State when a Trainer begins.
 _REFUSED = _kinds("BaseFinetuning", "BatchSizeFinder", "LearningRateFinder")
 
@@ -195,6 +198,10 @@ def _refuse_callback(callback: pl.Callback, has_logger: bool) -> None:
         raise ValueError(
             f"{name}(save_on_exception=True) takes each change of the world for an exception: leave it out, and give "
             "run(checkpoint=), from which a job goes on"
+        )
+    if isinstance(callback, _PRUNING):
+        raise ValueError(
+            f"{name} replaces parameters: prune with torch.nn.utils.prune before the LightningState is made"
         )
     if isinstance(callback, _REFUSED):
         raise ValueError(

@@ -29,7 +29,7 @@ from pathlib import Path
 
 import psutil
 
-from spark_elastic.cli.run import make_session, pairs
+from spark_elastic.cli.run import is_connect_url, make_session, pairs
 from spark_elastic.launchers.defaults import cores
 from spark_elastic.launchers.gpus import find_gpus
 from spark_elastic.launchers.java import Version, dotted, installed, judge_java, output_of
@@ -347,6 +347,9 @@ def check_settings(conf: Mapping[str, str], master: str) -> list[Diagnosis]:
 
 def check_executors(master: str, conf: dict[str, str]) -> list[Diagnosis]:
     """Start Spark and have a task in each slot look at its executor."""
+    if is_connect_url(master):
+        what = "executors of Spark Connect are not looked at: doctor needs a session that starts tasks by itself"
+        return [warning("executors", what, "run doctor beside the server, with the server's own master")]
     try:
         session = make_session(master, conf)
     except Exception as error:

@@ -10,7 +10,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from spark_elastic._text import shown
-from spark_elastic.errors import CheckpointError
+from spark_elastic.errors import CheckpointError, DataError
 
 # The readers of datasets and checkpoints import pyarrow and torch, for which other commands need not wait.
 if TYPE_CHECKING:
@@ -48,7 +48,12 @@ def inspect(options: argparse.Namespace) -> int:
 
     if _holds_checkpoints(options.dataset):
         return inspect_checkpoint(options)
-    manifest = read_manifest(options.dataset)
+    try:
+        manifest = read_manifest(options.dataset)
+    except DataError as error:
+        raise DataError(
+            f"{shown(options.dataset)} is no checkpoint directory, nor a dataset that can be read: {error}"
+        ) from error
     facts = {**figures(manifest), "warnings": warnings(manifest, options.workers)}
     if options.json:
         groups = [

@@ -110,7 +110,9 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         help="train without Spark, in processes of this machine: one for each GPU, or for each core if there is no GPU",
     )
     parser.add_argument(
-        "--master", help="the URL of Spark's master; by default a local-cluster with one executor for each core"
+        "--master",
+        help="the URL of Spark's master, or that of a Spark Connect server (sc://…); by default a local-cluster with one "
+        "executor for each core",
     )
     parser.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", help="a Spark setting")
     parser.add_argument(
@@ -224,17 +226,26 @@ def torchrun_sizes(nproc_per_node: str | None, nnodes: str | None) -> dict[str, 
     return {"min_np": int(low) * int(each), "max_np": int(high or low) * int(each)}
 
 
+def is_connect_url(master: str) -> bool:
+    """Whether this is the URL of a Spark Connect server."""
+    return master.startswith("sc://")
+
+
 def make_session(master: str | None, conf: dict[str, str]) -> Any:
     """Start Spark. Return None without a master and settings: ``spark_elastic.run`` then finds or makes a session."""
     if master is None and not conf:
         return None
     from pyspark.sql import SparkSession
 
-    builder = SparkSession.builder.appName("spark_elastic").config("spark.ui.showConsoleProgress", "false")
-    if master is not None:
-        builder = builder.master(master)
-        if master.startswith("local"):
-            os.environ.setdefault("PYSPARK_PYTHON", conf.get("spark.pyspark.python", sys.executable))
+    builder = SparkSession.builder
+    if master is not None and is_connect_url(master):
+        builder = builder.remote(master)
+    else:
+        builder = builder.appName("spark_elastic").config("spark.ui.showConsoleProgress", "false")
+        if master is not None:
+            builder = builder.master(master)
+            if master.startswith("local"):
+                os.environ.setdefault("PYSPARK_PYTHON", conf.get("spark.pyspark.python", sys.executable))
     for name, value in conf.items():
         builder = builder.config(name, value)
     with starting_spark():

@@ -20,7 +20,10 @@ def find_reason(story: Sequence[str]) -> str:
     """Return the most telling line of a failure and its causes: the last Python exception, if there is one."""
     lines = [line.strip() for text in story for line in text.splitlines()]
     python = [line for line in lines if re.match(r"[\w.]*(Error|Exception): ", line) and not line.startswith(_OF_JAVA)]
-    return (python or [text.strip().split("\n")[0] for text in story])[-1][:500]
+    remote = re.findall(
+        r'^\s*details = "(.+)"$', "\n".join(story), re.MULTILINE
+    )  # gRPC's errors begin with a line about itself
+    return (python or remote or [text.strip().split("\n")[0] for text in story])[-1][:500]
 
 
 def find_hopeless(reason: str, python: str = "the Python") -> str:

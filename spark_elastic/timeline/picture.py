@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spark_elastic.timeline.history import Doing, History
+from spark_elastic.timeline.plain import plain
 from spark_elastic.timeline.resets import Kind
 from spark_elastic.timeline.summary import headline
 
@@ -32,7 +34,7 @@ def save(history: History, path: Path) -> None:
     metrics = list(history.metrics.items())[:3]
     heights = [0.6 + 0.28 * len(history.workers), 1.0, 1.4, *[1.4 for _ in metrics]]
     figure = Figure(figsize=(11, sum(heights) + 1), layout="constrained")
-    figure.suptitle(headline(history))
+    figure.suptitle(plain(headline(history)), parse_math=False)
     axes = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)
     _draw_workers(axes[0], history)
     edges = [(g.start, g.end, g.size) for g in history.generations]
@@ -51,14 +53,16 @@ def save(history: History, path: Path) -> None:
     axes[2].set_ylabel(f"{history.unit}/s")
     for place, (name, points) in zip(axes[3:], metrics, strict=True):
         place.plot(*zip(*points, strict=True), linewidth=1)
-        place.set_ylabel(name)
+        place.set_ylabel(plain(name), parse_math=False)
     for place in axes:
         for reset in history.resets:
             place.axvline(
                 reset.noticed, color="#c62828" if reset.kind is Kind.LOSS else "#2e7d32", linestyle=":", linewidth=1
             )
     axes[-1].set(xlabel="seconds since the run began", xlim=(0, history.seconds))
-    figure.savefig(path, dpi=120)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from")  # of a script that the font lacks: drawn as boxes
+        figure.savefig(path, dpi=120)
 
 
 def _draw_workers(axes: Axes, history: History) -> None:

@@ -75,11 +75,13 @@ class LiveRun:
             # While a run is not over, time passes on the page even if nothing happens.
             version = f"{hash((self._follower.place, sentence, silent)):x}"
             if version != self._version:
+                unread = self._follower.unread
                 if sentence or not entries:
-                    self._facts = waiting(sentence or f"No run has begun in {self.path} yet.")
+                    why = f" {unread}." if unread.count else ""
+                    self._facts = waiting((sentence or f"No run has begun in {self.path} yet.") + why)
                 else:
                     until = self.now() if silent < SILENT_SECONDS else 0.0
-                    self._facts = facts(read_history(entries, until), self._follower.unread, present="goes on")
+                    self._facts = facts(read_history(entries, until), unread, present="goes on")
                 refresh = min(max(REFRESH_PAUSE * (time.monotonic() - begun), REFRESH_SECONDS), LONGEST_REFRESH_SECONDS)
                 self._version = version
                 self._facts["live"] = {

@@ -74,6 +74,14 @@ def test_callbacks_that_would_average_anew_in_each_world_are_refused() -> None:
             state_of("one").trainer(callbacks=callback)
 
 
+def test_a_callback_that_puts_others_in_the_place_of_parameters_is_refused() -> None:
+    callback = pl.callbacks.ModelPruning("l1_unstructured", amount=0.5)
+    with pytest.raises(
+        ValueError, match=r"ModelPruning replaces parameters: prune with torch\.nn\.utils\.prune before"
+    ):
+        state_of("one").trainer(callbacks=[callback])
+
+
 def test_callbacks_that_would_freeze_or_try_anew_in_each_world_are_refused() -> None:
     for callback in (
         pl.callbacks.BackboneFinetuning(),

@@ -347,3 +347,10 @@ def test_a_timeout_that_kills_workers_is_a_fault_and_one_of_no_time_is_none() ->
     assert [finding.level for finding in check_settings(kills, "yarn")].count(Level.FAULT) == 0
     found = check_settings({**kills, "spark.python.worker.idleTimeoutSeconds": "600"}, "yarn")
     assert [finding.level for finding in found].count(Level.FAULT) == 1
+
+
+def test_executors_of_spark_connect_are_not_looked_at_and_not_said_to_be_broken() -> None:
+    (finding,) = doctor.check_executors("sc://somewhere:15002", {})
+    assert finding.level is Level.WARNING
+    assert "Spark Connect" in finding.what
+    assert "the server's own master" in finding.fix

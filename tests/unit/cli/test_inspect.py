@@ -87,3 +87,12 @@ def test_a_place_without_a_dataset_is_an_error(tmp_path: Path, capsys: pytest.Ca
 @pytest.mark.parametrize(("count", "text"), [(12, "12 B"), (2048, "2.0 KiB"), (5 * 2**40, "5,120.0 GiB")])
 def test_bytes_are_for_people(count: int, text: str) -> None:
     assert size(count) == text
+
+
+def test_a_folder_around_one_of_checkpoints_is_not_said_to_hold_a_damaged_dataset(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "saved" / "000001-000001-000000001").mkdir(parents=True)
+    (tmp_path / "saved" / "000001-000001-000000001" / "manifest.json").write_text("{}")
+    assert main(["inspect", str(tmp_path)]) == 2
+    assert f"{tmp_path} is no checkpoint directory, nor a dataset that can be read: " in capsys.readouterr().err

@@ -12,10 +12,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
 import spark_elastic
 from spark_elastic.cli import main
-from spark_elastic.cli.run import ending_at_ctrl_c
+from spark_elastic.cli.run import ending_at_ctrl_c, make_session
 from spark_elastic.cli.script import find_target
 from spark_elastic.protocol.messages import Member
 from spark_elastic.worker import scripts
@@ -103,6 +104,16 @@ def test_a_script_that_does_not_end_is_killed_with_what_it_has_started(
         child = pipe.read_text()  # waits until the script has written it
     assert process.returncode == -9
     assert not Path("/proc", child).exists()
+
+
+def test_the_url_of_a_spark_connect_server_is_no_master_that_needs_java(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Java was started with it, and said to be why Spark did not start."""
+    made: list[str] = []
+    builder = SparkSession.builder
+    monkeypatch.setattr(type(builder), "remote", lambda self, url: made.append(url) or self)
+    monkeypatch.setattr(type(builder), "getOrCreate", lambda self: "the session")
+    assert make_session("sc://somewhere:15002", {}) == "the session"
+    assert made == ["sc://somewhere:15002"]
 
 
 @pytest.mark.parametrize("command", [["run", "nothing.py"], ["doctor"]], ids=["run", "doctor"])

@@ -29,6 +29,10 @@ Driver stacktrace:"""
         (f"{STAGE}: java.io.IOException: no python\nDriver stacktrace:", f"{STAGE}: java.io.IOException: no python"),
         (f"{STAGE}: ExecutorLostFailure (executor 0 exited)", f"{STAGE}: ExecutorLostFailure (executor 0 exited)"),
         ("Job 0 cancelled", "Job 0 cancelled"),
+        (
+            '<_MultiThreadedRendezvous of RPC that terminated with:\n\tstatus = StatusCode.UNAVAILABLE\n\tdetails = "gone: 9"\n>',
+            "gone: 9",
+        ),
     ],
 )  # fmt: skip
 def test_it_is_the_last_exception_of_python_else_what_the_innermost_cause_says(said: str, reason: str) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import html
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,21 @@ def test_workers_speed_metrics_and_the_headline_are_in_it(history: History, tmp_
         assert label in text, label
     for doing in Doing:
         assert doing.value in text, "the legend has no color without a name"
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"), [("p$_{90$", "p$_{90$"), (r"$\foo$", r"$\foo$"), ("\x1b[31mred", "red"), ("損失", "損失")]
+)
+def test_names_of_metrics_are_drawn_as_they_are_but_for_control_codes(
+    name: str, shown: str, history: History, tmp_path: Path
+) -> None:
+    """Some were taken for formulas, of which others could not be drawn at all."""
+    pytest.importorskip("matplotlib.figure")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        text = drawn(replace(history, metrics={name: next(iter(history.metrics.values()))}), tmp_path)
+    assert html.escape(shown, quote=False) in text
+    assert "\x1b" not in text
 
 
 def test_the_ends_name_chooses_the_format(history: History, tmp_path: Path) -> None:

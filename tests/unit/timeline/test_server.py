@@ -198,6 +198,16 @@ def test_the_page_that_is_saved_is_the_one_that_is_written_without_a_server(
     assert re.sub(r', "live": \{.*?\}', "", live) == saved
 
 
+@pytest.mark.parametrize("run", [None, "efgh"])
+def test_lines_that_cannot_be_read_are_said_where_nothing_else_is_there(run: str | None, log: Path) -> None:
+    append(log, {**EVENTS[0], "version": 99})
+    waited_for = "No run has begun" if run is None else "Waiting for the run efgh"
+    sentence = LiveRun(log, run).facts()[1]["waiting"]
+    assert isinstance(sentence, str)
+    assert sentence.startswith(waited_for)
+    assert "1 line of the log could not be read; the first: line 1: it has version 99, " in sentence
+
+
 def test_a_log_that_cannot_be_read_is_said_on_the_page(log: Path) -> None:
     log.mkdir()
     assert LiveRun(log).facts()[1]["waiting"] == f"{log} cannot be read: Is a directory."
