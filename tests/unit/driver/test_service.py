@@ -28,17 +28,9 @@ def is_running() -> bool:
 
 
 @pytest.fixture
-def entries() -> list[Entry]:
-    return []
-
-
-@pytest.fixture
-def service(entries: list[Entry]) -> Iterator[SparkDriverService]:
+def service() -> Iterator[SparkDriverService]:
     settings = JobSettings(start_timeout=600.0)
-    with (
-        EventLog(None, [entries.append]) as log,
-        SparkDriverService(settings, CREDENTIALS, bind_address="127.0.0.1", event_log=log) as service,
-    ):
+    with SparkDriverService(settings, CREDENTIALS, bind_address="127.0.0.1") as service:
         yield service
 
 
@@ -65,12 +57,18 @@ def test_what_runs_on_the_loop_is_returned_and_raised_to_who_called_from_another
         service.call(fail())
 
 
-def test_the_first_error_is_the_outcome_and_is_recorded_once(service: SparkDriverService, entries: list[Entry]) -> None:
-    service.cancel(JobCancelledError("first"))
-    service.cancel(JobCancelledError("second"))
-    with pytest.raises(JobCancelledError, match="first"):
-        service.outcome.result(10)
-    service.call(asyncio.sleep(0))
+def test_the_first_error_is_the_outcome_and_is_recorded_once() -> None:
+    entries: list[Entry] = []
+    with (
+        EventLog(None, [entries.append]) as log,
+        SparkDriverService(JobSettings(), CREDENTIALS, bind_address="127.0.0.1", event_log=log) as service,
+    ):
+        service.cancel(JobCancelledError("first"))
+        service.cancel(JobCancelledError("second"))
+        with pytest.raises(JobCancelledError, match="first"):
+            service.outcome.result(10)
+        service.call(asyncio.sleep(0))
+    # The log has now handed on all entries, on its own thread.
     assert [entry.record.message for entry in entries if isinstance(entry.record, JobFailed)] == ["first"]
 
 
