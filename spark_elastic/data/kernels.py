@@ -27,9 +27,16 @@ _VARIABLES = (
     "ONEDNN_MAX_CPU_ISA",
 )
 
-# Which of the processor's extensions libraries choose by, beyond torch's own classes. Not known of states that were made before
-# it was compared, and under torch that does not tell.
+# The processor's extensions by which libraries choose kernels, beyond torch's own classes, on x86 and on ARM. Not known of states
+# that were made before they were compared, and under torch that does not tell.
 _EXTENSIONS = "extensions"
+_CHOSEN_BY = ("avx", "amx", "fma", "sve", "sme", "bf16", "fp16", "i8mm", "dot")
+# Variables with which users choose instead, for each library that chooses: then extensions make no difference.
+_CHOICES = (
+    ("ATEN_CPU_CAPABILITY",),
+    ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"),
+    ("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS"),
+)
 
 # For how many shapes of its inputs torch.compile makes kernels of a function.
 MOST_SHAPES = 64
@@ -75,7 +82,7 @@ def kernels_here() -> dict[str, str]:
     }
     return {
         **_build(),
-        **_extensions(),
+        **({} if _is_chosen() else _extensions()),
         "threads": str(torch.get_num_threads()),
         "switches": ", ".join(f"{name}={value}" for name, value in switches.items()),
     }
@@ -96,12 +103,18 @@ def _build() -> dict[str, str]:
     }
 
 
+def _is_chosen() -> bool:
+    """Whether extensions do not matter: a GPU computes, or the user has chosen for all libraries."""
+    return torch.cuda.is_available() or all(any(name in os.environ for name in names) for names in _CHOICES)
+
+
 @functools.cache
 def _extensions() -> dict[str, str]:
     if not hasattr(torch.cpu, "get_capabilities"):  # older torch
         return {}
     capabilities = torch.cpu.get_capabilities()
-    return {_EXTENSIONS: ", ".join(sorted(name for name, has in capabilities.items() if has is True))}
+    found = sorted(name for name, has in capabilities.items() if has is True and name.startswith(_CHOSEN_BY))
+    return {_EXTENSIONS: ", ".join(found)}
 
 
 def difference(saved: Mapping[str, str], here: Mapping[str, str]) -> str | None:
@@ -111,10 +124,18 @@ def difference(saved: Mapping[str, str], here: Mapping[str, str]) -> str | None:
         names.remove(_EXTENSIONS)
     if not names:
         return None
-    return "; ".join(f"{name} was {_only(saved, here, name)} and is {_only(here, saved, name)} here" for name in names)
+    return "; ".join(_told(name, saved.get(name) or "none", here.get(name) or "none") for name in names)
 
 
-def _only(one: Mapping[str, str], other: Mapping[str, str], name: str) -> str:
-    """Return those parts of a value that only ``one`` has."""
-    parts = other.get(name, "").split(", ")
-    return ", ".join(part for part in one.get(name, "").split(", ") if part not in parts) or "none"
+def _told(name: str, before: str, now: str) -> str:
+    if name == _EXTENSIONS:
+        sides = ((_only(before, now), "missing here"), (_only(now, before), "only here"))
+        return "extensions of the processor: " + ", ".join(f"{parts} {where}" for parts, where in sides if parts)
+    if name == "switches":
+        before, now = _only(before, now), _only(now, before)
+    return f"{name} was {before} and is {now} here"
+
+
+def _only(one: str, other: str) -> str:
+    """Return those parts of a list that the other one lacks."""
+    return ", ".join(part for part in one.split(", ") if part not in other.split(", "))

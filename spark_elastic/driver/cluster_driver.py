@@ -65,6 +65,8 @@ OWN_SLOTS = 2
 LOST_DRIVERS = 3
 # How many seconds pass between a query that has not reached the driver and the next one.
 RETRY_SECONDS = 1.0
+# How many queries in a row may fail to fetch what a job that is over has left: the results may be among it.
+LAST_QUERIES = 5
 # If no driver is going to come: how many seconds the process that waits for it may take to end.
 LEAVE_SECONDS = 10.0
 # Output arrives here in bursts: a busy printer may delay the next query by this many seconds.
@@ -174,6 +176,7 @@ class _Life:
         self._slots: Slots | None = None
         # The number of the newest letter.
         self._heard = 0
+        self._is_over = False
         self._parts: list[bytes] = []
         self._results: list[bytes] = []
         self._given_up = ""
@@ -242,7 +245,7 @@ class _Life:
     def _listen(self, post: Addresses) -> None:
         """Pass on what the driver reports, until its query has ended."""
         fetching: concurrent.futures.Future[list[bytes]] | None = None
-        again_at = 0.0
+        again_at, failures = 0.0, 0
         while not self._driving.done():
             if fetching is None and time.monotonic() >= again_at:
                 description = f"spark_elastic run {self._run_id}, what the driver tells"
@@ -254,8 +257,15 @@ class _Life:
             if self._stopped.done():
                 self._stopped.result()
             if fetching is not None and fetching.done():
-                letters = None if fetching.exception() else read_letters(fetching.result())
+                error = fetching.exception()
+                letters = None if error else read_letters(fetching.result())
                 again_at = time.monotonic() + (RETRY_SECONDS if letters is None else 0.0)
+                failures = failures + 1 if letters is None else 0
+                if self._is_over and failures == LAST_QUERIES:
+                    reason = find_reason([str(error)]) if error else "its driver cannot be reached"
+                    raise TrainingFailedError(
+                        f"the job is done, but its results cannot be fetched: {reason}"
+                    ) from error
                 fetching = None
                 self._hear(letters or [])
 
@@ -322,6 +332,7 @@ class _Life:
                 if self._slots is not None:
                     self._slots.give_back()
             case JobIsOver():
+                self._is_over = True
                 if self._slots is not None:
                     self._slots.submit_no_more()
             case ResultPart():

@@ -38,7 +38,7 @@ TELL_SECONDS = 5.0
 PULSE_SECONDS = 0.25
 # How many bytes of results the driver's task returns at most. Larger ones are fetched before, in parts of this size: the JVM of
 # the executor holds all that a task returns.
-RESULT_BYTES = 32 * 1024 * 1024
+RESULT_BYTES = 16 * 1024 * 1024
 
 
 class _Told(msgspec.Struct, frozen=True, tag=True):

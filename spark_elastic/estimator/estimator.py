@@ -87,7 +87,7 @@ from spark_elastic.estimator.sessions import is_local, master_of, prepare_python
 from spark_elastic.estimator.store import Store
 from spark_elastic.estimator.temporary_store import temporary_store
 from spark_elastic.estimator.training import train
-from spark_elastic.launchers.session import check_session_settings, parallelism, task_slots
+from spark_elastic.launchers.session import check_session_settings, known_slots, parallelism
 from spark_elastic.protocol.event_format import read_event
 from spark_elastic.protocol.records import WorldSized
 
@@ -329,8 +329,9 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
         """Train on the executors and return rank 0's result."""
         limits = {"start_timeout": "startTimeout", "elastic_timeout": "elasticTimeout", "hang_timeout": "hangTimeout"}
         settings = {key: self.value(name) for key, name in limits.items() if self.value(name) is not None}
-        total, driver, logs = task_slots(session, plan_resources(self)), self.value("driver"), self.value("eventLogDir")
+        driver, logs = self.value("driver"), self.value("eventLogDir")
         own = DRIVERS[driver].own_slots
+        total = known_slots(session, plan_resources(self)) or sizes.most + own
         with slots.ledger.slots(sizes.least + own, sizes.most + own, total) as granted:
             results = spark_elastic.run(
                 train,

@@ -50,7 +50,7 @@ _ENDED = {
     "SparkContext was shut down": "the SparkContext of the Spark Connect server was stopped",
     "stopped SparkContext": "the SparkContext of the Spark Connect server was stopped",
 }
-_USELESS = "the session of Spark Connect cannot be used any more: {}. Make another one"
+_USELESS = "no job can begin: {}. Make another session"
 
 
 class ConnectLauncher:

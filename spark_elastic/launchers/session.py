@@ -141,8 +141,8 @@ def active_session() -> SparkSession | None:
             return SparkSession.active()
         except PySparkException as error:
             raise SparkElasticError(
-                "there is no Spark Connect session: give yours, as in run(fn, spark=session), or make one with "
-                "SparkSession.builder.remote(…)"
+                "no Spark Connect session is active in this thread, and there is no default one: give yours, as in run(fn, "
+                "spark=session), or make one here with SparkSession.builder.remote(…)"
             ) from error
     return None
 
@@ -201,8 +201,10 @@ def default_sizes(
                 "give max_np or num_proc: how many tasks with these resources the cluster has room for is not known to Spark"
             )
         is_sized = max_np is not None or resources is not None
-        present = 0 if is_sized else task_slots(session)
-        return fill_sizes(present, num_proc, min_np, max_np)
+        present = 0 if is_sized else known_slots(session)
+        if present is None and num_proc is None:
+            present = task_slots(session)  # which says why nobody knows
+        return fill_sizes(present or 0, num_proc, min_np, max_np)
     slots = max((resources or TaskResources.of_session(conf.get)).slots_of_executor(conf.get), 1)
     if max_np is None:
         limit = str(conf.get("spark.dynamicAllocation.maxExecutors", "infinity"))
@@ -232,6 +234,14 @@ def parallelism(session: SparkSession | ConnectSession) -> int:
     if found is None:
         raise ValueError("give max_np: this session of Spark Connect does not tell how many cores its cluster has")
     return int(found.group(1))
+
+
+def known_slots(session: SparkSession | ConnectSession, resources: TaskResources | None = None) -> int | None:
+    """Return what ``task_slots`` does; None if Spark does not tell."""
+    try:
+        return task_slots(session, resources)
+    except ValueError:
+        return None
 
 
 def task_slots(session: SparkSession | ConnectSession, resources: TaskResources | None = None) -> int:

@@ -20,9 +20,8 @@ def find_reason(story: Sequence[str]) -> str:
     """Return the most telling line of a failure and its causes: the last Python exception, if there is one."""
     lines = [line.strip() for text in story for line in text.splitlines()]
     python = [line for line in lines if re.match(r"[\w.]*(Error|Exception): ", line) and not line.startswith(_OF_JAVA)]
-    remote = re.findall(
-        r'^\s*details = "(.+)"$', "\n".join(story), re.MULTILINE
-    )  # gRPC's errors begin with a line about itself
+    # An error of gRPC begins with a line that says only what it is.
+    remote = re.findall(r'^\s*details = "(.+)"$', "\n".join(story), re.MULTILINE)
     return (python or remote or [text.strip().split("\n")[0] for text in story])[-1][:500]
 
 

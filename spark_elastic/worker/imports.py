@@ -4,7 +4,7 @@ Torch and what every worker needs are imported before the first job (``warm_pare
 jobs need would delay the others. So a worker notes at its end which of them it has imported, in memory that it shares with that
 process, and the process imports them once it serves no job: the workers of later jobs find them.
 
-Only modules are listed whose import takes long, and depends on nothing that user code may set just before it, as the import of
+Only modules are listed whose import takes long, and hardly depends on what user code may set just before it, as the import of
 transformers depends on ``HF_HOME``. Users can name others in a variable.
 """
 
@@ -30,12 +30,29 @@ MODULES = (
 # Names modules that users want imported ahead of the first job, too, separated by commas.
 PRELOAD_VARIABLE = "SPARK_ELASTIC_PRELOAD"
 
+# What has gone wrong in ``preload`` here, or in the process that this one was forked from.
+_failure: SparkElasticError | None = None
+
 # A byte for each module, 1 if it was noted. Forked processes share it.
 _noted = mmap.mmap(-1, len(MODULES))
 
 
 def preload() -> None:
-    """Import what the user has named. Raises ``SparkElasticError`` for what cannot be imported, or not ahead of a fork."""
+    """Import what the user has named. Raises ``SparkElasticError`` for what cannot be imported, or not ahead of a fork.
+
+    Threads and CUDA do not show in forked processes, which therefore raise what was raised in the process above.
+    """
+    global _failure
+    if _failure is None:
+        try:
+            _preload()
+        except SparkElasticError as error:
+            _failure = error
+    if _failure is not None:
+        raise _failure
+
+
+def _preload() -> None:
     names = [name.strip() for name in os.environ.get(PRELOAD_VARIABLE, "").split(",") if name.strip()]
     for name in names:
         try:

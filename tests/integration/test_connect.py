@@ -198,9 +198,7 @@ def test_stopping_the_session_cancels_the_job(server: ConnectServer) -> None:
     with pytest.raises(JobCancelledError, match=r"session was (stopped|closed)"):
         spark_elastic.run(count_steps, args=(10**6, 0.02), spark=session, max_np=2, on_event=at_step(1, session.stop))
     # It may be on the way.
-    with pytest.raises(
-        SparkElasticError, match=r"has been stopped|cannot be used any more: .* session was (stopped|closed)"
-    ):
+    with pytest.raises(SparkElasticError, match=r"has been stopped|no job can begin: .* session was (stopped|closed)"):
         spark_elastic.run(count_steps, args=(1, 0.0), spark=session, max_np=2)
 
 
@@ -236,9 +234,7 @@ os._exit(0)  # the client's own hooks at the end of Python try to reach a lost s
         [sys.executable, "-c", script, str(tmp_path), driver], capture_output=True, text=True, timeout=200, check=False
     )
     assert "cancelled: the job cannot go on in Spark: the Spark Connect server" in done.stdout, done.stderr
-    assert re.search(
-        "then: the session of Spark Connect cannot be used any more: the Spark Connect server .* is gone", done.stdout
-    )
+    assert re.search("then: no job can begin: the Spark Connect server .* is gone. Make another session", done.stdout)
 
 
 def test_what_is_no_session_is_refused() -> None:

@@ -229,6 +229,20 @@ def test_what_takes_long_to_import_and_a_job_needed_is_imported_for_later_jobs_a
     assert found == [[False, False], [True, True], [True, True]]
 
 
+def test_a_module_whose_import_starts_threads_cannot_be_preloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers are forked from processes that have no threads any more, where none is seen."""
+    (tmp_path / "lively.py").write_text(
+        "import threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start()"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("SPARK_ELASTIC_PRELOAD", "lively")
+    with pytest.raises(spark_elastic.TrainingFailedError, match="names lively, whose import starts threads"):
+        spark_elastic.run(training.look_around, local=True, num_proc=1, max_np=1)
+    spark_elastic.shutdown()
+
+
 def test_killed_workers_and_killed_processes_of_slots_are_replaced() -> None:
     events: list[dict[str, Any]] = []
     faults = [kill(rank=1, step=5), kill_task(rank=1, step=10), kill_executor(rank=0, step=20)]

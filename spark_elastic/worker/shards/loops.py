@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Protocol
 
 from spark_elastic.errors import TrainingCodeError
@@ -30,13 +31,14 @@ class Loops:
 
     def __init__(self) -> None:
         self.open: Loop | None = None
+        self._thread = 0
         self._is_adding = False
         self._was_left = False
 
     def begin(self, loop: Loop) -> None:
         """Open a loop."""
         self.refuse("a loop over model.parts(batch) began")
-        self.open, self._is_adding = loop, False
+        self.open, self._thread, self._is_adding = loop, threading.get_ident(), False
 
     def add_up(self) -> None:
         """Note that the open loop has computed its parts. Ranks meet now, to add up what these have left."""
@@ -61,7 +63,7 @@ class Loops:
 
     def refuse(self, what: str) -> None:
         """Raise ``TrainingCodeError`` if a loop is open, or was left early. ``what`` names the offending event."""
-        self.refuse_within(what)
+        self._refuse_open(what)
         if self._was_left:
             raise TrainingCodeError(
                 f"{what} after a loop over model.parts(batch) had been left before its end, by break, return or an exception: "
@@ -70,8 +72,15 @@ class Loops:
             )
 
     def refuse_within(self, what: str) -> None:
-        """Raise ``TrainingCodeError`` if a loop is open that still computes parts, of which ranks have different numbers."""
-        if self.open is not None and not self._is_adding:
+        """Raise ``TrainingCodeError`` if this thread computes the parts of a loop, of which ranks have different numbers.
+
+        Other threads may meet those of other ranks meanwhile, such as one that saves a checkpoint.
+        """
+        if not self._is_adding and self._thread == threading.get_ident():
+            self._refuse_open(what)
+
+    def _refuse_open(self, what: str) -> None:
+        if self.open is not None:
             raise TrainingCodeError(
                 f"{what} inside a loop over model.parts(batch), where gradients are those of one shard and not yet of the "
                 f"batch. {HOW}"

@@ -123,14 +123,30 @@ def test_kernels_do_not_matter_without_shards() -> None:
 
 
 def test_processors_that_torch_puts_into_one_class_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    capabilities = {"cpu_name": "A", "avx512_vnni": True, "avx512_bf16": False, "l2_cache_size": 1}
+    capabilities = {"cpu_name": "A", "avx512_vnni": True, "avx512_bf16": False, "sha": True, "l2_cache_size": 1}
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
     before = kernels._extensions.__wrapped__()
-    capabilities |= {"cpu_name": "B", "avx512_bf16": True}
+    capabilities |= {"cpu_name": "B", "avx512_bf16": True, "sha": False}
     now = kernels._extensions.__wrapped__()
-    assert difference(before, now) == "extensions was none and is avx512_bf16 here"
-    capabilities["cpu_name"] = "C"
+    assert difference(before, now) == "extensions of the processor: avx512_bf16 only here"
+    capabilities |= {"avx512_vnni": False}
+    assert difference(before, kernels._extensions.__wrapped__()) == (
+        "extensions of the processor: avx512_vnni missing here, avx512_bf16 only here"
+    )
+    capabilities |= {"cpu_name": "C", "avx512_vnni": True}
     assert difference(now, kernels._extensions.__wrapped__()) is None
+
+
+def test_where_the_user_chooses_for_each_library_processors_may_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(kernels, "_extensions", lambda: {"extensions": "avx512_bf16"})
+    for name in ("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "avx2")
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    assert "extensions" in kernels_here()
+    monkeypatch.setenv("MKL_CBWR", "AVX2")
+    assert "extensions" not in kernels_here()
 
 
 def test_a_state_of_before_extensions_were_compared_is_continued() -> None:
@@ -139,9 +155,11 @@ def test_a_state_of_before_extensions_were_compared_is_continued() -> None:
     assert difference(here, {"torch": "2.13"}) is None
 
 
-def test_of_lists_only_what_differs_is_named() -> None:
+def test_of_switches_only_those_that_differ_are_named() -> None:
     saved, here = {"switches": "a=1, b=2, c=3"}, {"switches": "a=1, b=4, c=3"}
     assert difference(saved, here) == "switches was b=2 and is b=4 here"
+    saved, here = {"libraries": "a, b"}, {"libraries": "b, a"}
+    assert difference(saved, here) == "libraries was a, b and is b, a here"
 
 
 def test_all_that_differs_is_named() -> None:

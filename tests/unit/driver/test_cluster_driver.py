@@ -307,3 +307,26 @@ def test_where_no_driver_comes_the_process_that_waits_for_it_is_ended(play: Any)
     assert isinstance(error, JobCancelledError)
     assert cluster.asked == [("meeting ended", MEETING), "all taken back"]
     assert events == []
+
+
+def test_results_that_no_query_can_fetch_are_an_error_that_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver waited for the client, and the client for a query that would succeed."""
+    monkeypatch.setattr(module, "RETRY_SECONDS", 0.0)
+    asked: list[str] = []
+
+    def fail(task: object, description: str) -> Future[list[bytes]]:
+        query: Future[list[bytes]] = Future()
+        query.set_exception(RuntimeError("serialized results are bigger than spark.driver.maxResultSize"))
+        asked.append(description)
+        return query
+
+    life: Any = module._Life.__new__(module._Life)
+    life._driving, life._stopped = Future(), Future()
+    life._queries, life._run_id, life._credentials = SimpleNamespace(submit=fail), "1", None
+    life._heard, life._slots, life._is_over = 0, None, False
+    life._take(JobIsOver())
+    with pytest.raises(
+        TrainingFailedError, match=r"results cannot be fetched: .* bigger than spark.driver.maxResultSize"
+    ):
+        life._listen(())
+    assert len(asked) == module.LAST_QUERIES

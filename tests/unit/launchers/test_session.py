@@ -19,6 +19,7 @@ from spark_elastic.launchers.session import (
     check_gpus,
     check_session_settings,
     default_sizes,
+    known_slots,
     use_own_python,
     warn_of_too_few_cores,
 )
@@ -182,6 +183,8 @@ def test_a_session_of_spark_connect_whose_settings_hide_its_cores_asks_for_max_n
     spark = connect(**{setting.replace(".", "_"): "20"})
     with pytest.raises(ValueError, match=f"give max_np: .* while {re.escape(setting)} is set"):
         default_sizes(spark, None, None, None)
+    assert known_slots(spark) is None
+    assert default_sizes(spark, 3, None, None) == (3, 3, 3), "as many as are asked for are the most"
     assert default_sizes(spark, None, 2, 3) == (2, 2, 3)
 
 
@@ -215,7 +218,7 @@ GPU_ON_EXECUTORS = {"spark_executor_resource_gpu_amount": "2"}
 def test_code_without_a_session_of_spark_connect_is_told_to_give_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark's own error asks for a URL, which the user has given where the session was made."""
     monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
-    with pytest.raises(SparkElasticError, match="there is no Spark Connect session: give yours"):
+    with pytest.raises(SparkElasticError, match=r"no Spark Connect session is active in this thread, .*: give yours"):
         run(print)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -188,6 +189,7 @@ def test_in_another_process_than_the_workers_they_are_refused(
 def test_inside_a_loop_over_parts_they_are_refused(call: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks have unequal numbers of parts, and waited for each other until the job was lost."""
     monkeypatch.setattr(loops, "open", SimpleNamespace())
+    monkeypatch.setattr(loops, "_thread", threading.get_ident())
     with pytest.raises(TrainingCodeError, match=r"\(\) came inside a loop over model.parts"):
         call()
     monkeypatch.setattr(loops, "open", None)

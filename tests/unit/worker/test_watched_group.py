@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -73,6 +75,7 @@ def test_inside_a_loop_over_parts_torchs_collectives_are_refused_but_those_that_
     """Ranks have unequal numbers of parts, and waited for each other until the job was lost."""
     (one, of_one), (other, of_other) = pair
     monkeypatch.setattr(loops, "open", SimpleNamespace())
+    monkeypatch.setattr(loops, "_thread", threading.get_ident())
     with pytest.raises(
         TrainingCodeError, match=r"torch.distributed's allreduce was called inside a loop over model.parts"
     ):
@@ -84,6 +87,16 @@ def test_inside_a_loop_over_parts_torchs_collectives_are_refused_but_those_that_
     for work in works:
         work.wait()
     assert of_other.collectives == 1
+
+
+def test_a_loop_over_parts_keeps_no_other_thread_from_collectives(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that saves a checkpoint has a group of its own."""
+    monkeypatch.setattr(loops, "open", SimpleNamespace())
+    monkeypatch.setattr(loops, "_thread", threading.get_ident())
+    with ThreadPoolExecutor(1) as another:
+        works = [another.submit(group.barrier).result() for group, _ in pair]
+    for work in works:
+        work.wait()
 
 
 def test_every_call_of_torch_that_returns_a_work_is_watched() -> None:
