@@ -236,5 +236,5 @@ def _describe_pause(pause: records.NewcomersPaused) -> str:
         return f"newcomers on {pause.host} are left out: {pause.reason}; training goes on without them, {again}"
     return (
         f"newcomers have broken {pause.failures} worlds in a row, the last time because {pause.reason}; "
-        f"training goes on without newcomers, {again}"
+        f"if min_np workers are left, training goes on without newcomers, and {again}"
     )

@@ -99,7 +99,7 @@ class Setbacks:
         self._unformed = 0
 
     def progressed(self) -> None:
-        """Note the first commit of a world."""
+        """Note that all ranks of a world have made a commit."""
         self._lost = self._stuck = self._by_newcomers = 0
 
     def broke(self, by_newcomers: bool = False) -> None:

@@ -93,6 +93,14 @@ def test_the_error_of_a_job_says_how_its_last_worker_ended(function: Callable[[]
     assert str(failure.value).count("exited with code 7 before its result had arrived") == 2
 
 
+def test_a_rank_that_fails_ahead_of_each_commit_ends_the_job_though_the_other_commits() -> None:
+    """The job went on for ever, by one step in each world."""
+    with pytest.raises(TrainingFailedError, match=r"FileNotFoundError.* was raised 3 times without a commit between"):
+        spark_elastic.run(
+            loud_training.fail_on_one_rank_ahead_of_each_commit, num_proc=2, min_np=2, max_np=2, local=True
+        )
+
+
 def test_a_loader_forks_its_workers_while_no_collective_is_pending() -> None:
     """A fork during a process's first collective held a lock of the C library for ever, in one of three starts."""
     broken: list[dict[str, Any]] = []

@@ -284,3 +284,22 @@ def train_with_odd_tensors(steps: int, commit: str) -> tuple[int, list[list[floa
     odd = [*state.odd, network.table, frozen.table]
     made = [state.found, frozen.weight, frozen.running_mean]
     return state.step, [each.double().flatten().tolist() for each in odd], [each.flatten().tolist() for each in made]
+
+
+def fail_on_one_rank_ahead_of_each_commit() -> None:
+    """Write a file that rank 1 cannot write, after the optimizer's step of the fifth step and of all later ones."""
+    model = se.DistributedDataParallel(torch.nn.Linear(1, 1))
+    state = se.TorchState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), step=0)
+
+    @se.elastic
+    def train(state: se.TorchState) -> None:
+        while True:
+            state.optimizer.zero_grad()
+            state.model(torch.ones(1, 1)).sum().backward()
+            state.optimizer.step()
+            state.step += 1
+            if state.step >= 5 and se.rank() == 1:
+                open("/nowhere/metrics.json", "w")  # noqa: SIM115
+            state.commit()
+
+    train(state)

@@ -63,3 +63,18 @@ def test_an_older_commit_than_the_one_that_a_worker_is_known_to_hold_changes_not
     script.commit()
     script.job.note_commit(script.job.workers[0], CommitId(1, 0))
     assert script.job.workers[0].commit == script.job.newest_commit == CommitId(1, 1)
+
+
+def test_a_world_has_come_further_once_all_ranks_have_made_a_commit_or_one_a_second_which_takes_all() -> None:
+    script = running("a", "b")
+    job, (first, second) = script.job, script.job.workers.values()
+    assert job.world is not None
+    job.note_commit(first, CommitId(1, 1))
+    assert not job.world.progressed, "the other may have failed in that step"
+    job.note_commit(second, CommitId(1, 1))
+    assert job.world.progressed
+
+    job = running("a", "b").job
+    assert job.world is not None
+    job.note_commit(job.workers[0], CommitId(1, 2))
+    assert job.world.progressed

@@ -233,8 +233,8 @@ def test_newcomers_that_have_to_wait_are_told_of_with_the_reason() -> None:
     assert narrator.tell(NewcomersPaused(None, 3, 15.0, "worker 4 on c raised ValueError: bad shape")) == [
         (
             logging.WARNING,
-            "newcomers have broken 3 worlds in a row, the last time because worker 4 on c raised ValueError: bad shape; training "
-            "goes on without newcomers, it is tried again in 15 s",
+            "newcomers have broken 3 worlds in a row, the last time because worker 4 on c raised ValueError: bad shape; if "
+            "min_np workers are left, training goes on without newcomers, and it is tried again in 15 s",
         )
     ]
     assert narrator.tell(NewcomersPaused("c", 1, 15.0, "nobody could connect to them")) == [

@@ -569,6 +569,23 @@ def test_the_seal_of_a_generation_is_no_progress() -> None:
     assert isinstance(script.error, TrainingFailedError)
 
 
+def test_a_commit_of_others_in_the_step_in_which_a_rank_fails_is_no_progress() -> None:
+    """The job made one step in each of endless worlds, whatever reset_limit: all others were past the step's reduction."""
+    script = running("a", "b", min_np=2, max_np=2)
+    script.commit()
+    for _ in range(3):
+        assert script.outcome is None
+        good, bad = script.ranks
+        script.commit(good)
+        script.raises(bad)
+        if script.outcome is None:
+            script.come_back()
+            script.pass_time(100)  # its host cools down
+            script.boot(script.worker_on(1))
+            script.acknowledge()
+    assert "3 times without a commit" in str(script.error)
+
+
 def test_the_same_exception_with_commits_between_goes_on() -> None:
     script = running("a", "b", "c", "d", "e", max_np=5)
     for _ in range(4):
