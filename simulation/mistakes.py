@@ -360,6 +360,14 @@ MUTANTS = (
         "tests.unit.driver.test_reference_scenarios:test_the_seal_of_a_generation_is_no_progress",
     ),
     Mutant(
+        "one rank's commit is progress of all",
+        "spark_elastic.driver.job_state:JobState._have_all_made",
+        "len(made) == len(world.ranks)",
+        "bool(made)",
+        "tests.unit.driver.test_reference_scenarios:"
+        "test_a_commit_of_others_in_the_step_in_which_a_rank_fails_is_no_progress",
+    ),
+    Mutant(
         "newcomers' random numbers are independent of their rank",
         "spark_elastic.worker.state.generators:seed_newcomer",
         "world.generation, world.rank)",
