@@ -357,7 +357,7 @@ MUTANTS = (
         "spark_elastic.driver.job_state:JobState.note_commit",
         "commit.index == 0",
         "commit.index < 0",
-        "tests.unit.driver.test_reference_scenarios:test_the_seal_of_a_generation_is_no_progress",
+        "tests.unit.driver.test_reference_scenarios:test_a_function_that_never_commits_fails_with_a_hint",
     ),
     Mutant(
         "one rank's commit is progress of all",
