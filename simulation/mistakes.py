@@ -361,9 +361,9 @@ MUTANTS = (
     ),
     Mutant(
         "one rank's commit is progress of all",
-        "spark_elastic.driver.job_state:JobState._have_all_made",
-        "len(made) == len(world.ranks)",
-        "bool(made)",
+        "spark_elastic.driver.job_state:JobState.note_commit",
+        "len(world.committed) == len(world.ranks)",
+        "bool(world.committed)",
         "tests.unit.driver.test_reference_scenarios:"
         "test_a_commit_of_others_in_the_step_in_which_a_rank_fails_is_no_progress",
     ),

@@ -26,7 +26,8 @@ class Generation:
     # Whether the device's group has been aborted, which comes after all answers.
     device_aborted: bool = False
     raised: set[int] = field(default_factory=set)
-    # Whether it is known that all ranks have made a commit of user code in this generation.
+    # The workers of which a commit that user code made in this generation is known, and whether all ranks have made one.
+    committed: set[int] = field(default_factory=set)
     progressed: bool = False
     was_formed: bool = False
     # The workers that are blamed for keeping the world from forming, as long as nothing else explains it.

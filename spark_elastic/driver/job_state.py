@@ -174,22 +174,13 @@ class JobState:
         if not worker.has_progressed:
             worker.has_progressed = True
             self.admission.progressed(worker.place)
-        if not world.progressed and self._have_all_made(commit, world):
+        world.committed.add(worker.worker)
+        # A rank makes its first commit by itself, though another fails in that step, and its second one only after all others.
+        if not world.progressed and (commit.index > 1 or len(world.committed) == len(world.ranks)):
             world.progressed = True
             self.setbacks.progressed()
             self.book.progressed(world.generation)
             self.roster.progressed(world.workers)
-
-    def _have_all_made(self, commit: CommitId, world: Generation) -> bool:
-        """Whether all ranks have made the first commit of a world; ``commit`` is the newest that is known.
-
-        A rank makes its first one by itself, though another fails in that step, and its second one only after all others.
-        """
-        if commit.index > 1:
-            return True
-        held = [self.workers[number].commit for number in world.ranks if number in self.workers]
-        made = [each for each in held if each is not None and each.generation == world.generation and each.index > 0]
-        return len(made) == len(world.ranks)
 
     # ------------------------------------------------------------------ the end
 
