@@ -15,7 +15,7 @@ from spark_elastic.driver.fault_plan import active_plan
 from spark_elastic.driver.output import OutputPrinter
 from spark_elastic.driver.service import SparkDriverService
 from spark_elastic.driver.settings import JobSettings
-from spark_elastic.errors import JobCancelledError, SparkElasticError
+from spark_elastic.errors import JobCancelledError, SparkElasticError, TrainingFailedError
 from spark_elastic.launchers.base import Launcher, SlotListener
 from spark_elastic.protocol.credentials import create_credentials
 from spark_elastic.protocol.ticket import Ticket
@@ -64,6 +64,7 @@ class ClientDriver:
             trouble = f"the job cannot go on in {launcher.platform}"
             listener = SlotListener(
                 on_stopped=lambda reason: service.cancel(JobCancelledError(f"{trouble}: {reason}")),
+                on_failed=lambda reason: service.cancel(TrainingFailedError(f"{trouble}: {reason}")),
                 on_draining=service.drain_slot,
                 on_given_up=service.slot_given_up,
             )

@@ -48,7 +48,7 @@ from spark_elastic.errors import JobCancelledError, NotEnoughHostsError, SparkEl
 from spark_elastic.launchers.base import Launcher, SlotListener, Slots
 from spark_elastic.launchers.connect import ConnectLauncher
 from spark_elastic.launchers.queries import Queries
-from spark_elastic.launchers.slot_reason import find_reason
+from spark_elastic.launchers.slot_reason import find_hopeless, find_reason
 from spark_elastic.launchers.spark import SparkLauncher
 from spark_elastic.protocol.connection import chunks
 from spark_elastic.protocol.credentials import create_credentials
@@ -201,7 +201,12 @@ class _Life:
             return self._read(self._result_of(self._driving))
         self.has_begun = True
         ticket = Ticket(self._run_id, addressed.service, self._credentials, self._settings.network_interface)
-        listener = SlotListener(on_stopped=self._stop, on_draining=lambda slot: None, on_given_up=self._slot_given_up)
+        listener = SlotListener(
+            on_stopped=lambda reason: self._stop(self._cancelled(reason)),
+            on_failed=lambda reason: self._stop(self._failed(reason)),
+            on_draining=lambda slot: None,
+            on_given_up=self._slot_given_up,
+        )
         self._slots = self._launcher.launch(ticket, self._settings.max_np, listener)
         with ExitStack() as stack:
             stack.enter_context(self._slots)
@@ -289,7 +294,10 @@ class _Life:
             ended = self._slots.find_end()
         if ended:
             raise self._cancelled(ended) from error
-        raise _DriverLostError(f"the driver was lost: {find_reason([str(error)])}") from error
+        reason = find_reason([str(error)])
+        if hopeless := find_hopeless(reason):
+            raise self._failed(hopeless) from error
+        raise _DriverLostError(f"the driver was lost: {reason}") from error
 
     def _read(self, rows: Iterable[bytes]) -> list[bytes]:
         """Read what the driver's task has returned."""
@@ -358,11 +366,14 @@ class _Life:
     def _cancelled(self, reason: str) -> JobCancelledError:
         return JobCancelledError(f"the job cannot go on in {self._launcher.platform}: {reason}")
 
+    def _failed(self, reason: str) -> TrainingFailedError:
+        return TrainingFailedError(f"the job cannot go on in {self._launcher.platform}: {reason}")
+
     # ------------------------------------------------------------------ called by the slots' threads
 
-    def _stop(self, reason: str) -> None:
+    def _stop(self, error: SparkElasticError) -> None:
         if not self._stopped.done():
-            self._stopped.set_exception(self._cancelled(reason))
+            self._stopped.set_exception(error)
 
     def _slot_given_up(self, slot: int, reason: str) -> None:
         self._given_up = reason

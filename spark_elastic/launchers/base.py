@@ -15,11 +15,13 @@ from spark_elastic.protocol.ticket import Ticket
 class SlotListener:
     """What slots call, on a thread of their own, to report what happens to them.
 
-    on_stopped: the job cannot continue, for this reason. on_draining: the platform is about to take away the place where this
-    slot's task runs. on_given_up: this slot ended, for this reason, before its task had registered.
+    on_stopped: the platform, or somebody through it, has ended the job, for this reason. on_failed: tasks cannot run in any
+    slot, for this reason. on_draining: the platform is about to take away the place where this slot's task runs.
+    on_given_up: this slot ended, for this reason, before its task had registered.
     """
 
     on_stopped: Callable[[str], None]
+    on_failed: Callable[[str], None]
     on_draining: Callable[[int], None]
     on_given_up: Callable[[int, str], None]
 

@@ -128,8 +128,8 @@ class _Slot(Slot):
 class ConnectSlots:
     """Submits and watches the slots' queries, each on a thread of its own, from ``__enter__`` to ``__exit__``.
 
-    ``on_stopped`` is called if the session or its server is gone, if queries were interrupted, or if executors cannot run the
-    tasks; ``on_given_up`` if Spark has given up a slot that had not registered.
+    ``on_stopped`` is called if the session or its server is gone, or if queries were interrupted; ``on_failed`` if executors
+    cannot run the tasks; ``on_given_up`` if Spark has given up a slot that had not registered.
     """
 
     def __init__(
@@ -235,8 +235,12 @@ class ConnectSlots:
                 self._session.removeTag(slot.tag)
             if self._closing:
                 return
-            if end := self._find_end_in(said, slot) or ("" if self._has_hosts else find_hopeless(reason)):
+            if end := self._find_end_in(said, slot):
                 self._stop(end)
+                return
+            if not self._has_hosts and (hopeless := find_hopeless(reason)):
+                self.submit_no_more()
+                self._listener.on_failed(hopeless)
                 return
             if slot.given_back == slot.tag:
                 slot.registered = False
@@ -254,7 +258,7 @@ class ConnectSlots:
             return not self._wake.wait_for(lambda: self._closing or bool(self._end), max(seconds, 0.0))
 
     def _stop(self, reason: str) -> None:
-        """Report, once, that the job cannot continue."""
+        """Report, once, that the job has been ended."""
         with self._wake:
             if self._closing or self._end:
                 return

@@ -12,6 +12,7 @@ import random
 import selectors
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from spark_elastic.errors import SparkElasticError
@@ -117,8 +118,8 @@ class _Slot(Slot):
 class LocalSlots:
     """Starts, watches and ends the slots' processes, on one thread, from ``__enter__`` to ``__exit__``.
 
-    That thread calls the listener: ``on_stopped`` if slots cannot be started or their cluster was closed, ``on_draining`` if a
-    slot's seat is being taken away, ``on_given_up`` if a process has ended before it had registered.
+    That thread calls the listener: ``on_stopped`` if the cluster was closed, ``on_failed`` if slots cannot be started,
+    ``on_draining`` if a slot's seat is being taken away, ``on_given_up`` if a process has ended before it had registered.
     """
 
     def __init__(self, cluster: LocalCluster, ticket: Ticket, slots: int, listener: SlotListener) -> None:
@@ -197,7 +198,7 @@ class LocalSlots:
         except Exception as error:
             # This is a bug in this package. The processes end with the driver's connections to them, or with their cluster.
             logger.exception("the launcher failed")
-            self._listener.on_stopped(f"the launcher failed: {type(error).__name__}: {error}")
+            self._listener.on_failed(f"the launcher failed: {type(error).__name__}: {error}")
 
     def _serve(self) -> None:
         while True:
@@ -216,7 +217,7 @@ class LocalSlots:
     def _look(self, now: float) -> float | None:
         """Start, drain and kill slots that are due. Return the seconds until the next may be due."""
         if end := self.find_end():
-            self._stop(end)
+            self._stop(end, self._listener.on_stopped)
         if self._give_back:
             self._give_back = False
             again = now + random.uniform(*YIELD_SECONDS)
@@ -305,10 +306,10 @@ class LocalSlots:
     def _failed(self, slot: _Slot, reason: str) -> None:
         slot.ended("slot %d: %s; it starts again in %.1f s, if the cluster has room", reason, self._listener)
         if not self._has_hosts and slot.failures >= HOPELESS_FAILURES:
-            self._stop(f"slot {slot.number} failed {slot.failures} times: {reason}")
+            self._stop(f"slot {slot.number} failed {slot.failures} times: {reason}", self._listener.on_failed)
 
-    def _stop(self, reason: str) -> None:
+    def _stop(self, reason: str, report: Callable[[str], None]) -> None:
         """Report, once, that the job cannot continue."""
         if not self._closing and not self._has_stopped:
             self._has_stopped = True
-            self._listener.on_stopped(reason)
+            report(reason)

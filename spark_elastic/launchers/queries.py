@@ -18,7 +18,6 @@ from spark_elastic.launchers.connect import end_in
 from spark_elastic.launchers.defaults import unlogged
 from spark_elastic.launchers.session import is_connect
 from spark_elastic.launchers.session_watch import SessionWatch
-from spark_elastic.launchers.slot_reason import find_hopeless, find_reason
 from spark_elastic.launchers.spark import cancellation_in, inherited_properties, is_gone
 
 if TYPE_CHECKING:
@@ -115,17 +114,15 @@ class Queries:
                 logger.debug("could not interrupt %s", tag, exc_info=True)
 
     def find_end(self, error: BaseException) -> str:
-        """Return, from the error of one query, why no other will run; empty if another try may help."""
+        """Return, from the error of one query, how the session has ended all of them; empty if it has not."""
         said = str(error)
         if is_connect(self._session):
             if self._session.is_stopped:
                 return "its Spark Connect session was stopped"
-            ended = "its queries were interrupted" if "OPERATION_CANCELED" in said else end_in(said)
-        elif is_gone(self._session.sparkContext):
+            return "its queries were interrupted" if "OPERATION_CANCELED" in said else end_in(said)
+        if is_gone(self._session.sparkContext):
             return "the SparkContext was stopped"
-        else:
-            ended = cancellation_in(said)
-        return ended or find_hopeless(find_reason([said]))
+        return cancellation_in(said)
 
     def _note_end(self, reason: str) -> None:
         self.ended = reason

@@ -56,7 +56,11 @@ _OURS = "spark_elastic-"
 
 
 class SparkEndedError(Exception):
-    """Spark is gone, was told to cancel this run's Spark jobs, or cannot run them at all. Another try would not help."""
+    """Spark is gone, or was told to cancel this run's Spark jobs. Another try would not help."""
+
+
+class _HopelessError(Exception):
+    """Executors cannot run this run's tasks. Another try would not help."""
 
 
 class SparkLauncher:
@@ -127,9 +131,9 @@ class _Slot(Slot):
 class SparkSlots:
     """Submits, watches and cancels the slots' Spark jobs, on one thread, from ``__enter__`` to ``__exit__``.
 
-    That thread calls ``on_stopped`` if the SparkContext is gone, if the run's Spark jobs were cancelled, or if executors cannot
-    run its tasks, and ``on_given_up`` if Spark has given up a slot that had not registered. Anything else that fails there (for
-    lack of a descriptor or of disk space, for example) is tried again after a growing pause.
+    That thread calls ``on_stopped`` if the SparkContext is gone or the run's Spark jobs were cancelled, ``on_failed`` if
+    executors cannot run its tasks, and ``on_given_up`` if Spark has given up a slot that had not registered. Anything else that
+    fails there (for lack of a descriptor or of disk space, for example) is tried again after a growing pause.
     """
 
     def __init__(
@@ -218,7 +222,7 @@ class SparkSlots:
                 try:
                     self._watch()
                     failures = 0
-                except SparkEndedError:
+                except (SparkEndedError, _HopelessError):
                     raise
                 except Exception as error:
                     if self._closing:
@@ -239,6 +243,8 @@ class SparkSlots:
             if not self._closing:
                 logger.debug("the launcher ended", exc_info=True)
                 self._listener.on_stopped(str(error))
+        except _HopelessError as error:
+            self._listener.on_failed(str(error))
         finally:
             self._cancel_all()
 
@@ -277,7 +283,7 @@ class SparkSlots:
                 if cancellation := self.find_cancellation():
                     raise SparkEndedError(cancellation)
                 if not self._has_hosts and (hopeless := find_hopeless(reason, self._context.pythonExec)):
-                    raise SparkEndedError(hopeless)
+                    raise _HopelessError(hopeless)
                 if not reason and slot.future.get():
                     slot.register()  # a driver in the cluster may not have been able to tell yet
                 slot.future = None

@@ -36,7 +36,9 @@ def test_another_minor_version_of_python_is_an_error_that_names_both(submit: Sub
     python, theirs = found
     said = submit(environment={"PYSPARK_PYTHON": python}).fail()
     mine = ".".join(platform.python_version_tuple()[:2])
-    assert f"JobCancelledError: the job cannot go on in Spark: executors run Python {theirs}, the driver {mine}" in said
+    assert (
+        f"TrainingFailedError: the job cannot go on in Spark: executors run Python {theirs}, the driver {mine}" in said
+    )
     assert "Set PYSPARK_PYTHON" in said
 
 

@@ -14,7 +14,7 @@ from spark_elastic.driver.event_log import EventLog
 from spark_elastic.driver.output import OutputPrinter
 from spark_elastic.driver.service import SparkDriverService
 from spark_elastic.driver.settings import JobSettings
-from spark_elastic.errors import CheckpointError, JobCancelledError, NotEnoughHostsError
+from spark_elastic.errors import CheckpointError, JobCancelledError, NotEnoughHostsError, TrainingFailedError
 from spark_elastic.launchers.base import SlotListener
 from spark_elastic.launchers.defaults import fill_sizes
 from spark_elastic.protocol.records import Entry, JobStarted
@@ -104,6 +104,11 @@ def test_a_platform_that_has_ended_is_the_cause_of_what_the_job_died_of() -> Non
 def test_slots_that_stop_end_the_job_at_once_with_their_reason() -> None:
     with pytest.raises(JobCancelledError, match="in a played cluster: Spark has stopped"):
         run(Platform(lambda listener: listener.on_stopped("Spark has stopped")), start_timeout=600.0)
+
+
+def test_slots_that_can_never_run_fail_the_job_which_nobody_has_cancelled() -> None:
+    with pytest.raises(TrainingFailedError, match="cannot go on in a played cluster: executors have no torch"):
+        run(Platform(lambda listener: listener.on_failed("executors have no torch")), start_timeout=600.0)
 
 
 def test_why_a_slot_was_given_up_is_told_where_too_few_are_left() -> None:

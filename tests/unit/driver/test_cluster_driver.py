@@ -128,7 +128,7 @@ class Cluster:
         self.acknowledged: list[int] = []
         self.end_of_session = self.ended = ""
         self.finds_driver = True
-        self.listener: Any = None
+        self.unfit = ""
 
     # -- queries
 
@@ -172,7 +172,8 @@ class Cluster:
 
     def launch(self, ticket: Any, slots: int, listener: Any) -> Any:
         self.asked.append(("launched", ticket.addresses, slots))
-        self.listener = listener
+        if self.unfit:
+            listener.on_failed(self.unfit)
         return Slots(self.asked)
 
 
@@ -298,6 +299,22 @@ def test_a_session_that_has_ended_cancels_the_job_with_or_without_a_checkpoint(p
     assert isinstance(error, JobCancelledError)
     assert str(error) == "the job cannot go on in Spark: its queries were interrupted"
     assert [event.get("error") for event in events] == [None, "JobCancelledError"]
+
+
+@pytest.mark.parametrize("wish", [None, WISH])
+def test_executors_that_cannot_run_the_driver_fail_the_job_which_nobody_has_cancelled(play: Any, wish: Any) -> None:
+    unfit = RuntimeError("ModuleNotFoundError: No module named 'spark_elastic'")
+    error, _ = play(Cluster(Driver(BEGUN, unfit)), wish)
+    assert isinstance(error, TrainingFailedError)
+    assert str(error).startswith("the job cannot go on in Spark: executors cannot run spark_elastic")
+
+
+def test_slots_that_cannot_run_tasks_fail_the_job_of_a_driver_in_the_cluster(play: Any) -> None:
+    cluster = Cluster(Driver([BEGUN[0], []]))
+    cluster.unfit = "executors have another Python"
+    error, _ = play(cluster)
+    assert isinstance(error, TrainingFailedError)
+    assert str(error) == "the job cannot go on in Spark: executors have another Python"
 
 
 def test_where_no_driver_comes_the_process_that_waits_for_it_is_ended(play: Any) -> None:

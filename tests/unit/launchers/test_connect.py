@@ -94,7 +94,12 @@ class Session:
 
 def one_slot(session: Any) -> tuple[ConnectSlots, list[str]]:
     stopped: list[str] = []
-    listener = SlotListener(stopped.append, lambda slot: None, lambda slot, reason: None)
+    listener = SlotListener(
+        on_stopped=stopped.append,
+        on_failed=lambda reason: stopped.append(f"failed: {reason}"),
+        on_draining=lambda slot: None,
+        on_given_up=lambda slot, reason: None,
+    )
     ticket = Ticket("run", (("127.0.0.1", 1),), create_credentials("run"), None)
     return ConnectSlots(session, ticket, 1, listener), stopped
 

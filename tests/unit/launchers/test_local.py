@@ -27,7 +27,7 @@ TICKET = Ticket("1", (("127.0.0.1", 1),), Credentials(b"", b""), None)
 def test_where_there_are_gpus_each_slot_has_one() -> None:
     with LocalLauncher(True) as launcher:
         assert launcher.sizes(None, None, None) == (2, 2, 2)
-        slots = launcher.launch(TICKET, 2, SlotListener(print, print, print))
+        slots = launcher.launch(TICKET, 2, SlotListener(print, print, print, print))
     assert [seat.gpus for _ in range(2) if (seat := slots._cluster.acquire())] == [("GPU-a",), ("GPU-b",)]
 
 
@@ -69,7 +69,12 @@ class Heard:
         self.given_up: list[tuple[int, str]] = []
         self.stopped: list[str] = []
         self.has_stopped = threading.Event()
-        self.listener = SlotListener(self._stop, lambda slot: None, lambda slot, why: self.given_up.append((slot, why)))
+        self.listener = SlotListener(
+            on_stopped=self._stop,
+            on_failed=lambda reason: self._stop(f"failed: {reason}"),
+            on_draining=lambda slot: None,
+            on_given_up=lambda slot, why: self.given_up.append((slot, why)),
+        )
 
     def _stop(self, reason: str) -> None:
         self.stopped.append(reason)
@@ -96,7 +101,7 @@ def test_a_process_that_fails_before_it_registers_is_given_up_with_its_last_line
         == [(0, "the process that slots are forked from ended with exit code 3\nlibtorch.so is damaged")] * 3
     )
     assert heard.stopped == [
-        "slot 0 failed 3 times: the process that slots are forked from ended with exit code 3\nlibtorch.so is damaged"
+        "failed: slot 0 failed 3 times: the process that slots are forked from ended with exit code 3\nlibtorch.so is damaged"
     ]
 
 

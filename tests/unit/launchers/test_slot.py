@@ -38,7 +38,9 @@ def test_a_slot_was_given_up_if_its_task_has_failed_before_it_reached_the_driver
         slot.register()
         slot.registered = is_registered
     with caplog.at_level(logging.INFO):
-        slot.ended(GAVE_UP, error, SlotListener(nothing, nothing, lambda _, reason: told.append(reason)), UNHEARD)
+        slot.ended(
+            GAVE_UP, error, SlotListener(nothing, nothing, nothing, lambda _, reason: told.append(reason)), UNHEARD
+        )
     assert told == ([] if given_up is None else [given_up])
     assert [record.levelname for record in caplog.records] == ["INFO" if given_up is None else "WARNING"]
     assert not slot.registered

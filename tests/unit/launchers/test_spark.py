@@ -132,9 +132,13 @@ class Stopped(threading.Event):
 
 def launch(spark: Spark, slots: int = 2) -> tuple[SparkSlots, Stopped]:
     stopped = Stopped()
-    return SparkSlots(
-        spark, TICKET, slots, SlotListener(stopped, lambda slot: None, lambda slot, reason: None)
-    ), stopped
+    listener = SlotListener(
+        on_stopped=stopped,
+        on_failed=lambda reason: stopped(f"failed: {reason}"),
+        on_draining=lambda slot: None,
+        on_given_up=lambda slot, reason: None,
+    )
+    return SparkSlots(spark, TICKET, slots, listener), stopped
 
 
 def test_slots_have_a_tag_of_the_run_and_whatever_cancels_the_callers_own_spark_jobs_also_when_they_come_again() -> (
