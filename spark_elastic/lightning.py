@@ -163,7 +163,7 @@ class LightningState(TorchState):
         return trainer
 
 
-def _refuse(settings: Mapping[str, Any]) -> None:
+def _refuse(settings: Mapping[str, object]) -> None:
     """Raise ``ValueError`` for settings that would not do in a world what they do in Lightning alone."""
     if settings.get("reload_dataloaders_every_n_epochs"):
         raise ValueError(
@@ -227,7 +227,7 @@ def _configured(module: pl.LightningModule) -> Any:
         ) from error
 
 
-def _with_state(configured: object) -> Iterator[Any]:
+def _with_state(configured: object) -> Iterator[object]:
     """Yield the optimizers and schedulers in the result of ``configure_optimizers``, in whichever form it is."""
     if isinstance(configured, Mapping):
         configured = list(configured.values())
@@ -298,7 +298,7 @@ class _Commit(pl.Callback):
     """Commits the Trainer's progress after each batch and epoch, and restores it in a new Trainer."""
 
     def __init__(self, state: LightningState) -> None:
-        self._state: Any = state
+        self._state = state
         # Whether this Trainer began in the middle of the epoch, and whether the hooks of the epoch's start are being repeated.
         self._is_within = False
         self._is_repeating = False
@@ -308,7 +308,7 @@ class _Commit(pl.Callback):
         self._alone: list[tuple[Any, Callable[[], bool]]] = []
 
     def on_load_checkpoint(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, object]
     ) -> None:
         if trainer.state.fn == TrainerFn.FITTING:
             raise TrainingCodeError(
@@ -316,7 +316,7 @@ class _Commit(pl.Callback):
                 "would be lost: load the weights above the elastic function, or give run(checkpoint=), from which a job goes on"
             )
 
-    def on_fit_start(self, trainer: Any, pl_module: pl.LightningModule) -> None:
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._follow_batches(trainer)
         self._repeat_hooks(trainer)
         progress = self._state.progress
@@ -338,7 +338,7 @@ class _Commit(pl.Callback):
                 )
         self._overwrite_undone(trainer)
 
-    def _overwrite_undone(self, trainer: Any) -> None:
+    def _overwrite_undone(self, trainer: pl.Trainer) -> None:
         """Have files overwritten that were written after the commit. Lightning would write them anew, under other names."""
         writers = [each for each in trainer.checkpoint_callbacks if isinstance(each, pl.callbacks.ModelCheckpoint)]
         before, self._state._writers = self._state._writers, writers
@@ -347,7 +347,7 @@ class _Commit(pl.Callback):
             for writer in writers:
                 writer.file_exists = functools.partial(_is_kept, undone, writer.file_exists)  # type: ignore[method-assign]
 
-    def _load_metrics(self, trainer: Any) -> None:
+    def _load_metrics(self, trainer: pl.Trainer) -> None:
         progress = self._state.progress
         if progress is not None:
             trainer._logger_connector._callback_metrics.update(progress["metrics"])
@@ -421,11 +421,11 @@ class _Commit(pl.Callback):
         epochs.ready = epochs.started + 1
         self._commit(trainer)
 
-    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: object) -> None:
         # While ``_restarting`` is set, Lightning takes a restored epoch as already validated, and skips ReduceLROnPlateau.
         trainer.fit_loop._restarting = False
 
-    def on_train_epoch_end(self, trainer: Any, pl_module: pl.LightningModule) -> None:
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         results = trainer.fit_loop.epoch_loop._results.result_metrics if self._is_within else []
         names = sorted({result.meta.name for result in results if result.meta.on_epoch})
         if names:
@@ -460,7 +460,7 @@ class _Commit(pl.Callback):
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         self.on_validation_end(trainer, pl_module)  # after an error
 
-    def _drop_gradients(self, trainer: Any) -> None:
+    def _drop_gradients(self, trainer: pl.Trainer) -> None:
         """Drop gradients that were accumulated without a step, which an early stop can leave and Lightning would overwrite."""
         for optimizer in trainer.optimizers:
             optimizer.zero_grad()
@@ -484,7 +484,7 @@ def _files_of(writers: Iterable[pl.callbacks.ModelCheckpoint]) -> set[str]:
     return files
 
 
-def _is_kept(undone: set[str], exists: Callable[[str, Any], bool], path: str, trainer: Any) -> bool:
+def _is_kept(undone: set[str], exists: Callable[[str, pl.Trainer], bool], path: str, trainer: pl.Trainer) -> bool:
     """Tell all ranks, as ``exists`` does, whether rank 0 sees a file that is not to be overwritten, which it may be once.
 
     Newcomers do not know which ones are, and call ``exists``, whose collective needs all ranks: it is asked for no file.

@@ -6,11 +6,13 @@ The second row is a copy of the first with fewer labels. A mean over labels give
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+# A batch as a Trainer has it: tensors, and whatever else a model takes, by the names of its arguments.
+Inputs = dict[str, Any]
 # The label that losses ignore.
 IGNORED = -100
 # The smallest relative difference between the two means that cannot be due to rounding.
@@ -18,7 +20,7 @@ _TOLD_APART = 1e-4
 
 
 def averages_labels(
-    loss: Callable[[dict[str, Any]], float], inputs: Mapping[str, Any], count: Callable[[torch.Tensor], int]
+    loss: Callable[[Inputs], float], inputs: Inputs, count: Callable[[torch.Tensor], int]
 ) -> bool | None:
     """Return True if ``loss`` is a mean over labels, False if it is one over rows, None if it seems to be neither.
 
@@ -28,7 +30,7 @@ def averages_labels(
     counted = (labels != IGNORED).reshape(len(labels), -1).sum(1)
     row, half = int(counted.argmax()), -(-int(counted.max()) // 2)
     for left_out in (slice(0, half), slice(-half, None)):
-        both = {name: _repeated(value, row, len(labels)) for name, value in inputs.items()}
+        both: Inputs = {name: _repeated(value, row, len(labels)) for name, value in inputs.items()}
         shown = both["labels"][1].reshape(-1)  # a view
         shown[torch.nonzero(shown != IGNORED).flatten()[left_out]] = IGNORED
         if (found := _compare(loss, both, count)) is not None:
@@ -36,9 +38,7 @@ def averages_labels(
     return None
 
 
-def _compare(
-    loss: Callable[[dict[str, Any]], float], both: Mapping[str, Any], count: Callable[[torch.Tensor], int]
-) -> bool | None:
+def _compare(loss: Callable[[Inputs], float], both: Inputs, count: Callable[[torch.Tensor], int]) -> bool | None:
     """Compare the loss of two rows together with the two means of their separate losses."""
     (first, more), (second, fewer) = (_mean_of(loss, both, row, count) for row in (slice(0, 1), slice(1, 2)))
     if more + fewer == 0:
@@ -54,7 +54,7 @@ def _compare(
 
 
 def _mean_of(
-    loss: Callable[[dict[str, Any]], float], both: Mapping[str, Any], row: slice, count: Callable[[torch.Tensor], int]
+    loss: Callable[[Inputs], float], both: Inputs, row: slice, count: Callable[[torch.Tensor], int]
 ) -> tuple[float, int]:
     """Return the loss of one of the two rows, and its number of labels. Without labels, the loss is 0."""
     one = {
@@ -64,7 +64,7 @@ def _mean_of(
     return (loss(one) if number else 0.0), number
 
 
-def _repeated(value: Any, row: int, rows: int) -> Any:
+def _repeated(value: object, row: int, rows: int) -> object:
     """Return a tensor with the given row twice; other values unchanged."""
     if not isinstance(value, torch.Tensor) or not value.dim():
         return value

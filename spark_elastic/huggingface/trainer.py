@@ -17,7 +17,7 @@ from spark_elastic.data import ElasticDataLoader
 from spark_elastic.errors import NotInWorldError
 from spark_elastic.huggingface.callbacks import Exported, GoOn, Last
 from spark_elastic.huggingface.checks import refuse
-from spark_elastic.huggingface.label_means import IGNORED, averages_labels
+from spark_elastic.huggingface.label_means import IGNORED, Inputs, averages_labels
 from spark_elastic.worker.collectives import allgather_object, allreduce, broadcast_object
 from spark_elastic.worker.context import device, rank
 from spark_elastic.worker.ddp import DistributedDataParallel
@@ -94,7 +94,7 @@ class ElasticTrainer(Trainer):
         if self.accelerator.scaler is not None:
             kept["scaler"] = self.accelerator.scaler
         model: Any = self.model
-        self.elastic: Any = TorchState(
+        self.elastic = TorchState(
             model=DistributedDataParallel(model, find_unused_parameters=bool(self.args.ddp_find_unused_parameters)),
             loader=loader,
             commit=commit,
@@ -134,7 +134,7 @@ class ElasticTrainer(Trainer):
     def train(
         self,
         resume_from_checkpoint: str | bool | None = None,
-        trial: Any = None,
+        trial: object = None,
         ignore_keys_for_eval: list[str] | None = None,
     ) -> TrainOutput:
         """Train as an elastic function: in each world, continue from the last commit, until all ranks have trained all steps.
@@ -159,19 +159,19 @@ class ElasticTrainer(Trainer):
         """Return the State's loader."""
         return self.elastic.loader
 
-    def training_step(self, model: Any, inputs: Mapping[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
+    def training_step(self, model: torch.nn.Module, inputs: Inputs, num_items_in_batch: object = None) -> torch.Tensor:
         """Compute the gradients of this rank's rows, part by part, and return the mean loss of the global batch."""
         if self._averages_labels is None:
             self._averages_labels = self._find_mean(inputs)
-        model, items = self.elastic.model, self._count(inputs)
-        model.train()
+        wrapped, items = self.elastic.model, self._count(inputs)
+        wrapped.train()
         rows = self.elastic.loader.batch_rows[rank()]  # 0 if the rank repeats a batch, which has no weight
         if items is not None:
-            model.set_rows(items if rows else 0)
+            wrapped.set_rows(items if rows else 0)
         total = torch.zeros((), dtype=torch.float64, device=self.args.device)
         for part, share, counted in self._parts(inputs, items):
             with self.compute_loss_context_manager():
-                loss: Any = self.compute_loss(model, self._prepare_inputs(part), num_items_in_batch=counted)
+                loss: Any = self.compute_loss(wrapped, self._prepare_inputs(part), num_items_in_batch=counted)
             self.accelerator.backward(share * loss)
             total += share * loss.detach() if share else 0.0  # a mean over no labels is NaN
         weight = rows if items is None or not rows else items
@@ -180,16 +180,14 @@ class ElasticTrainer(Trainer):
         mean: torch.Tensor = (loss_sum / weights).float()
         return mean
 
-    def floating_point_ops(self, inputs: dict[str, Any]) -> Any:
+    def floating_point_ops(self, inputs: Inputs) -> Any:
         """Return the number of floating-point operations of the last step, on all ranks together."""
         return self._operations
 
-    def _parts(
-        self, inputs: Mapping[str, Any], items: int | None
-    ) -> Iterator[tuple[dict[str, Any], float, torch.Tensor | None]]:
+    def _parts(self, inputs: Inputs, items: int | None) -> Iterator[tuple[Inputs, float, torch.Tensor | None]]:
         """Yield the parts of a batch, each with its share of the labels or rows, and its number of labels (None for rows)."""
         rows = {len(value) for value in inputs.values() if isinstance(value, torch.Tensor) and value.dim()}
-        parts: Iterable[tuple[dict[str, Any], float]] = [(dict(inputs), 1.0)]
+        parts: Iterable[tuple[Inputs, float]] = [(dict(inputs), 1.0)]
         if max(rows, default=0) > self.args.per_device_train_batch_size:
             parts = micro_batches(self.elastic.model, dict(inputs), self.args.per_device_train_batch_size)
         for part, share in parts:
@@ -199,7 +197,7 @@ class ElasticTrainer(Trainer):
             else:  # at least 1, because a mean over no labels is undefined
                 yield part, counted / max(items, 1), torch.tensor(max(counted, 1), device=self.args.device)
 
-    def _count(self, inputs: Mapping[str, Any]) -> int | None:
+    def _count(self, inputs: Inputs) -> int | None:
         """Count the labels that the loss is a mean over; None if the model's loss is a mean over rows."""
         items = self._get_num_items_in_batch([inputs], torch.device("cpu"))
         if items is None and self._averages_labels:
@@ -209,7 +207,7 @@ class ElasticTrainer(Trainer):
     def _count_labels(self, labels: torch.Tensor) -> int:
         return int((labels[..., 1:] if self._loss_shifts_labels else labels).ne(IGNORED).sum())
 
-    def _find_mean(self, inputs: Mapping[str, Any]) -> bool | None:
+    def _find_mean(self, inputs: Inputs) -> bool | None:
         """Return whether a model that is not given the number of labels returns a mean over them.
 
         It is tried by the first rank whose batch has an ignored label, as another model may not know of them; None if none has.
@@ -232,11 +230,11 @@ class ElasticTrainer(Trainer):
             )
         return found is not False
 
-    def _try_mean(self, inputs: Mapping[str, Any]) -> bool | None:
+    def _try_mean(self, inputs: Inputs) -> bool | None:
         """Try the model with a row and the same row with fewer labels; see ``averages_labels``."""
         model: Any = self.model
 
-        def loss(part: dict[str, Any]) -> float:
+        def loss(part: Inputs) -> float:
             with self.compute_loss_context_manager():
                 computed: Any = self.compute_loss(model, self._prepare_inputs(part))
                 return float(computed)
@@ -251,7 +249,7 @@ class ElasticTrainer(Trainer):
 
     # ------------------------------------------------------------------ commits
 
-    def _init_training_state(self, max_steps: int, steps_of_an_epoch: int, *others: Any) -> tuple[int, int]:
+    def _init_training_state(self, max_steps: int, steps_of_an_epoch: int, *others: object) -> tuple[int, int]:
         """Begin at the last commit. Return how many epochs to skip, and 0, because the loader itself skips the batches."""
         begin: tuple[int, int] = super()._init_training_state(max_steps, steps_of_an_epoch, *others)
         progress = self.elastic.progress
@@ -300,8 +298,9 @@ class ElasticTrainer(Trainer):
         ]
         for name, callback in by_name(remembering).items():
             if name not in self._remembering:
-                is_exported = isinstance(callback, ExportableState)
-                self._remembering[name] = Exported(callback) if is_exported else Attributes(callback)
+                self._remembering[name] = (
+                    Exported(callback) if isinstance(callback, ExportableState) else Attributes(callback)
+                )
         for known in self._remembering.values():
             known.reset()
 
@@ -342,7 +341,7 @@ class ElasticTrainer(Trainer):
             return {}
         return super()._evaluate(*arguments, **settings)
 
-    def _run_epoch(self, *arguments: Any, **named: Any) -> None:
+    def _run_epoch(self, *arguments: object, **named: object) -> None:
         super()._run_epoch(*arguments, **named)  # type: ignore[no-untyped-call]
         self._commit()
 
@@ -364,7 +363,7 @@ class ElasticTrainer(Trainer):
         output: EvalLoopOutput = super().evaluation_loop(*arguments, **settings)
         return output._replace(metrics=broadcast_object(output.metrics)) if self.is_in_train else output
 
-    def log(self, logs: dict[str, float], *arguments: Any) -> None:
+    def log(self, logs: dict[str, float], *arguments: float | None) -> None:
         """Log as ``Trainer`` does, and report the numbers to the job before the commit that they belong to."""
         super().log(logs, *arguments)
         entry = self.state.log_history[-1]

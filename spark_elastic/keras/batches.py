@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import keras
 
@@ -12,7 +12,9 @@ from spark_elastic.data.loader import PositionedLoader, shards_of_loader
 
 T = TypeVar("T")
 # A batch as Keras takes it: (x, y) or (x, y, sample_weight), each of them anything that Keras can nest.
-Converted = tuple[Any, ...]
+Converted: TypeAlias = tuple[Any, ...]
+# Turns a batch of a loader, of whatever kind, into one for Keras.
+Convert: TypeAlias = Callable[[Any], Converted]
 
 
 def as_it_is(batch: Any) -> Any:
@@ -41,7 +43,7 @@ class Batches(keras.utils.PyDataset):
         self._convert = convert
         self._is_in_shards = shards_of_loader(loader) is not None
         # The last batch given to Keras, unconverted, for steps that convert its shards.
-        self._untaken: Any = None
+        self._untaken: T | None = None
         self._iterator = iter(loader)
         self._steps: int = loader.steps_left
         self._given = 0
@@ -58,13 +60,13 @@ class Batches(keras.utils.PyDataset):
             if self._given == self._steps:
                 raise ValueError("the loader's epoch is over; call fit for one epoch, with new Batches each time")
             self._given += 1
-            batch: Any = next(self._iterator)
+            batch = next(self._iterator)
             self._untaken = batch
             self._batch = self._convert(batch[0] if self._is_in_shards and isinstance(batch, list) else batch)
         shown, self._shown = self._shown or self._batch, None
         return shown
 
-    def take(self) -> tuple[Any, Callable[[Any], Converted]] | None:
+    def take(self) -> tuple[object, Convert] | None:
         """Return the last batch given to Keras, and the function that converts its shards; None if it was already taken."""
         batch, self._untaken = self._untaken, None
         return None if batch is None else (batch, self._convert)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
 
 import keras
 from keras.callbacks import BackupAndRestore, CSVLogger, EarlyStopping, ModelCheckpoint, ReduceLROnPlateau
@@ -79,7 +78,7 @@ def watch_fit(model: keras.Model) -> None:
     """Make this model's ``fit`` refuse losses that are not means, and what cannot work in a loop that calls it by epoch."""
     signature = inspect.signature(type(model).fit)
 
-    def fit(*args: Any, **settings: Any) -> keras.callbacks.History:
+    def fit(*args: object, **settings: object) -> keras.callbacks.History:
         check_losses(model)
         given = signature.bind(model, *args, **settings).arguments.get("callbacks")
         if not isinstance(given, keras.callbacks.CallbackList):

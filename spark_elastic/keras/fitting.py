@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, TypedDict
 
 import keras
 import numpy as np
@@ -12,7 +12,7 @@ import torch
 from keras.callbacks import CallbackList, CSVLogger, History, ModelCheckpoint, ProgbarLogger, RemoteMonitor, TensorBoard
 
 from spark_elastic.errors import TrainingCodeError
-from spark_elastic.keras.batches import Batches
+from spark_elastic.keras.batches import Batches, Convert
 from spark_elastic.keras.metrics import NOT_BUILT, variables_of
 from spark_elastic.worker.collectives import allreduce, broadcast_object
 from spark_elastic.worker.context import rank
@@ -24,6 +24,18 @@ if TYPE_CHECKING:
 # Callbacks whose output one rank can write for all. They are called on rank 0.
 WRITERS = (CSVLogger, ModelCheckpoint, ProgbarLogger, RemoteMonitor, TensorBoard)
 _SET_BY_KERAS = ("model", "_model", "params")
+
+
+class Progress(TypedDict):
+    """What a commit holds of a training run, besides the model."""
+
+    epochs: int
+    # By ``epochs=``, the state of the callbacks of runs that have ended.
+    finished: dict[int, dict[str, object]]
+    is_stopped: bool
+    callbacks: dict[str, object]
+    # The values of the metrics' variables in the middle of an epoch.
+    metrics: list[torch.Tensor]
 
 
 class Training(CallbackList):
@@ -39,19 +51,15 @@ class Training(CallbackList):
         epochs: int,
         verbose: int,
     ) -> None:
-        self._state: Any = state  # Any, because its objects are attributes
+        self._state = state
         self._epochs = epochs
         self._verbose = verbose
         # The progress in this training run's last commit. If an earlier run of fewer epochs came before, only its history.
-        last = vars(state)["progress"] or {
-            "epochs": 0,
-            "finished": {},
-            "is_stopped": False,
-            "callbacks": {},
-            "metrics": [],
-        }
+        last: Progress = vars(state)["progress"] or Progress(
+            epochs=0, finished={}, is_stopped=False, callbacks={}, metrics=[]
+        )
         self._is_new = last["epochs"] == 0 or last["epochs"] in last["finished"]
-        self._progress: dict[str, Any] = dict(last)
+        self._progress = last.copy()
         if self._is_new:
             history = {name: each for name, each in last["callbacks"].items() if name == History.__name__}
             self._progress |= {"is_stopped": False, "callbacks": history}
@@ -66,10 +74,10 @@ class Training(CallbackList):
         self._async_train = self._async_test = self._async_predict = False
         self._attributes: dict[str, Attributes] = {}
         # Their state when it was last read.
-        self._values: dict[str, Any] = {}
-        self._logs: dict[str, Any] = {}
+        self._values: dict[str, object] = {}
+        self._logs: dict[str, object] = {}
 
-    def run(self, convert: Callable[[Any], Any], settings: Mapping[str, Any]) -> History:
+    def run(self, convert: Convert, settings: Mapping[str, object]) -> History:
         """Train the remaining epochs. Return the history of all epochs."""
         state = self._state
         if self._epochs in self._progress["finished"]:
@@ -127,13 +135,13 @@ class Training(CallbackList):
 
     # ------------------------------------------------------------------ what Keras calls
 
-    def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
+    def on_train_begin(self, logs: Mapping[str, object] | None = None) -> None:
         """Do nothing: ``fit`` begins once per epoch, but training begins only once."""
 
-    def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
+    def on_train_end(self, logs: Mapping[str, object] | None = None) -> None:
         """Do nothing: ``fit`` ends once per epoch, but training ends only once."""
 
-    def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Mapping[str, object] | None = None) -> None:
         if self._state.batch == 0:
             super().on_epoch_begin(epoch, logs)
             return
@@ -146,10 +154,10 @@ class Training(CallbackList):
         for variable, value in zip(variables, self._progress["metrics"], strict=True):
             variable.assign(value)  # fit has just reset it
 
-    def on_train_batch_begin(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+    def on_train_batch_begin(self, batch: int, logs: Mapping[str, object] | None = None) -> None:
         super().on_train_batch_begin(self._batches_before + batch, logs)
 
-    def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, object] | None = None) -> None:
         super().on_train_batch_end(self._batches_before + batch, logs)
         self.model.stop_training = _any(self.model.stop_training)
         self._state.batch += 1
@@ -158,7 +166,7 @@ class Training(CallbackList):
         if self._state.batch < self.params["steps"] and not self.model.stop_training:
             self._commit()
 
-    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, object] | None = None) -> None:
         self._logs = broadcast_object(_as_python(logs))
         super().on_epoch_end(epoch, self._logs)
         self._progress["is_stopped"] = self.model.stop_training = _any(self.model.stop_training)
@@ -168,10 +176,10 @@ class Training(CallbackList):
         self._report(self._logs)
         self._commit()
 
-    def _report(self, logs: Mapping[str, Any]) -> None:
+    def _report(self, logs: Mapping[str, object]) -> None:
         self._state.report(**{name: value for name, value in logs.items() if isinstance(value, (int, float))})
 
-    def _remembered(self, by_writers: bool) -> dict[str, Any]:
+    def _remembered(self, by_writers: bool) -> dict[str, object]:
         """Return the state of callbacks: of those that only rank 0 has, or of those on each rank."""
         asked = [name for name in self._attributes if isinstance(self._named[name], WRITERS) == by_writers]
         for name in asked:
@@ -180,7 +188,7 @@ class Training(CallbackList):
                 self._values[name] = self._attributes[name].values()
         return {name: self._values[name] for name in asked}
 
-    def _note(self, remembered: Mapping[str, Any]) -> None:
+    def _note(self, remembered: Mapping[str, object]) -> None:
         self._progress["callbacks"] = {**self._progress["callbacks"], **remembered}
 
     def _commit(self) -> None:
@@ -188,7 +196,7 @@ class Training(CallbackList):
         self._note(self._remembered(by_writers=False))
         metrics = variables_of(self.model.metrics) if self._state.batch else []
         self._progress["metrics"] = [variable.value.clone() for variable in metrics]
-        self._state.progress = dict(self._progress)
+        self._state.progress = self._progress.copy()
         self._state.commit()
 
 
@@ -203,5 +211,5 @@ def _any(flag: bool) -> bool:
     return bool(allreduce(torch.tensor([int(flag)]), "max"))
 
 
-def _as_python(logs: Mapping[str, Any] | None) -> dict[str, Any]:
+def _as_python(logs: Mapping[str, object] | None) -> dict[str, object]:
     return {name: np.asarray(keras.ops.convert_to_numpy(value)).tolist() for name, value in (logs or {}).items()}

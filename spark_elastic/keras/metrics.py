@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import keras
 import numpy as np
@@ -94,7 +93,7 @@ def check_metrics(metrics: Iterable[keras.Metric]) -> None:
                 )
 
 
-def check_logs(model: keras.Model, logs: Mapping[str, Any]) -> None:
+def check_logs(model: keras.Model, logs: Mapping[str, object]) -> None:
     """Raise ``TrainingCodeError`` for a number in the logs that comes from no metric, and so has no total."""
     metrics = model.get_metrics_result()
     for name, value in logs.items():
@@ -105,11 +104,11 @@ def check_logs(model: keras.Model, logs: Mapping[str, Any]) -> None:
             )
 
 
-def _array(value: Any) -> Any:
+def _array(value: object) -> np.ndarray:
     return np.asarray(keras.ops.convert_to_numpy(value))
 
 
-def results_of(model: keras.Model, logs: Mapping[str, Any]) -> dict[str, Any]:
+def results_of(model: keras.Model, logs: Mapping[str, object]) -> dict[str, object]:
     """Return the logs of a step with the metrics' current results."""
     metrics = model.get_metrics_result()
     return {name: metrics.get(name, value) for name, value in logs.items()}

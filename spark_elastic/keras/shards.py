@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import keras
 import torch
 
 from spark_elastic.errors import TrainingCodeError
-from spark_elastic.keras.batches import Converted
+from spark_elastic.keras.batches import Convert
 from spark_elastic.keras.metrics import Totals, results_of, sum_over_shards
 from spark_elastic.worker.shards.loops import loops
 from spark_elastic.worker.shards.parts import Parts
@@ -32,7 +32,7 @@ class ShardedSteps:
         # The variables that the optimizer is to change, according to the last part.
         self._applied: Sequence[keras.Variable] | None = None
 
-    def step(self, batch: object, convert: Callable[[Any], Converted]) -> Mapping[str, Any]:
+    def step(self, batch: object, convert: Convert) -> Mapping[str, object]:
         """Compute this rank's shards of a batch, add up over all ranks, and update the weights. Return the logs."""
         state, model = self._state, self._state.model
         sources = self._find_sources()
@@ -81,7 +81,7 @@ class ShardedSteps:
         return Sources(weights, (Buffer(variable.path, variable.value) for variable in moving))
 
 
-def _as_tensor(value: Any) -> Any:
+def _as_tensor(value: object) -> torch.Tensor | None:
     return None if value is None else keras.ops.convert_to_tensor(value)
 
 

@@ -132,7 +132,7 @@ class KerasState(TorchState):
         epochs: int,
         callbacks: keras.callbacks.Callback | Sequence[keras.callbacks.Callback] | None = None,
         verbose: int | str = "auto",
-        **settings: Any,
+        **settings: object,
     ) -> keras.callbacks.History:
         """Train as ``Model.fit`` does, from the last commit on, and block until the end. Call this inside the elastic function.
 
@@ -205,7 +205,7 @@ class KerasState(TorchState):
             grads = averaged[: len(grads)]
         type(self._optimizer).apply(self._optimizer, grads, trainable_variables)
 
-    def _train_step(self, data: Converted) -> Any:
+    def _train_step(self, data: Converted) -> object:
         if not self._is_fitting and self._sharded is None:
             return type(self._model).train_step(self._model, data)
         if self._sharded is None:
@@ -224,7 +224,7 @@ class KerasState(TorchState):
         batch, convert = (latest and latest.take()) or (data, as_it_is)
         return self._sharded.step(batch, convert)
 
-    def _noted(self, logs: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _noted(self, logs: Mapping[str, object]) -> Mapping[str, object]:
         """Check a step's logs in ``fit`` if their names have changed."""
         if self._is_fitting and logs.keys() != self._logged:
             check_logs(self._model, logs)

@@ -11,13 +11,15 @@ import types
 import warnings
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import cloudpickle
 import numpy as np
 import torch
 
 from spark_elastic.worker.state.inference import writing_to
+
+T = TypeVar("T")
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic, np.ndarray, torch.Tensor)
 _CONTAINERS = (Mapping, list, tuple, set, frozenset, deque)
@@ -108,7 +110,7 @@ class Attributes:
         for name, value in values.items():
             self._set(name, _given(value))
 
-    def _set(self, name: str, value: Any) -> None:
+    def _set(self, name: str, value: object) -> None:
         """Set an attribute, in place if other code may hold the same container."""
         now = vars(self._owner).get(name)
         if type(now) is type(value) is list:
@@ -134,14 +136,14 @@ class Attributes:
             name: len(value) for name, value in found.items() if isinstance(value, _CONTAINERS) and not _is_plain(value)
         }
 
-    def _plain(self) -> dict[str, Any]:
+    def _plain(self) -> dict[str, object]:
         found = vars(self._owner).items()
         return {name: value for name, value in found if name not in self._without and _is_plain(value)}
 
 
-def by_name(owners: Iterable[Any]) -> dict[str, Any]:
+def by_name(owners: Iterable[T]) -> dict[str, T]:
     """Return objects by class name, numbered from the second of a class on, so that names are the same on all ranks."""
-    named: dict[str, Any] = {}
+    named: dict[str, T] = {}
     counts: Counter[str] = Counter()
     for owner in owners:
         name = type(owner).__name__
@@ -150,7 +152,7 @@ def by_name(owners: Iterable[Any]) -> dict[str, Any]:
     return named
 
 
-def _by_name(value: Any) -> bytes | None:
+def _by_name(value: object) -> bytes | None:
     """Return the pickle of a function or class of a module, which consists of its name; None for anything else."""
     if not isinstance(value, _NAMED_KINDS) or not isinstance(getattr(value, "__self__", None), _OWNERS):
         return None
