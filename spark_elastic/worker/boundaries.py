@@ -54,7 +54,7 @@ class _Marks:
         self._batch = batch
         self._is_leaving = is_leaving
 
-    def apply(self, values: Any) -> Any:
+    def apply(self, values: object) -> object:
         """Return the values with their tensors marked."""
         return self._leaf(values) if isinstance(values, torch.Tensor) else pytree.tree_map(self._leaf, values)
 
@@ -71,7 +71,7 @@ class _Marks:
         return value
 
 
-def _opened(value: object) -> dict[str, Any]:
+def _opened(value: object) -> dict[str, object]:
     """Return the attributes of an object that is copied to be marked; none for any other object, which may be one of a kind."""
     if isinstance(value, type):
         return {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -91,9 +91,9 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
 
     def __init__(
         self,
-        params: Iterable[Any],
+        params: Iterable[object],
         optimizer_class: Callable[..., torch.optim.Optimizer],
-        **defaults: Any,
+        **defaults: object,
     ) -> None:
         """Make the plain optimizer, which keeps its whole state until the elastic function divides it. Does not block.
 
@@ -168,7 +168,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
             group.update(loaded)
         self._drop()
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
+    def add_param_group(self, param_group: dict[str, object]) -> None:
         """Add a parameter group, as with the plain optimizer. Raises ``SparkElasticError`` while the state is divided."""
         if self._division is not None:
             raise SparkElasticError(
@@ -179,7 +179,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         if self._inner is not None:
             self._inner.add_param_group(dict(self.param_groups[-1]))
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> NoReturn:
         raise TypeError("a ZeroRedundancyOptimizer can be neither copied nor pickled; use its state_dict()")
 
     # ------------------------------------------------------------------ for the State
@@ -203,7 +203,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         """Return the state that this rank keeps, by parameter number, without copying."""
         return {number: self.state[p] for number, p in enumerate(self.parameters) if p in self.state}
 
-    def divide(self, division: Division | None, held: Mapping[int, dict[str, Any]] | None = None) -> None:
+    def divide(self, division: Division | None, held: Mapping[int, dict[str, object]] | None = None) -> None:
         """Keep only this rank's parts from now on. ``held`` is their state; by default it is taken from the present state."""
         self._division = division
         self._divided = self.sizes
@@ -220,7 +220,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         if self._division is not None:
             self.divide(None, {})
 
-    def whole_state_dict(self, whole: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
+    def whole_state_dict(self, whole: Mapping[int, dict[str, object]]) -> dict[str, object]:
         """Return the state dict of a plain optimizer with this state, given by parameter number."""
         parameters, held = self.parameters, self.state
         self.state = type(held)(dict, {parameters[number]: whole[number] for number in sorted(whole)})
@@ -342,7 +342,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
                 shaped = [piece.view(weight.shape) for piece, weight in zip(pieces, weights, strict=True)]
                 torch._foreach_copy_(weights, shaped)
 
-    def _gather(self, division: Division) -> dict[int, dict[str, Any]]:
+    def _gather(self, division: Division) -> dict[int, dict[str, object]]:
         """Return the whole state, each parameter's from the rank that shares its weights."""
         held = self.held_state()
         mine = {
@@ -350,7 +350,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
             for number, state in held.items()
             if division.owners[self._dealt[number]] == division.rank
         }
-        parts: list[dict[int, dict[str, Any]]] = [mine] * division.of
+        parts: list[dict[int, dict[str, object]]] = [mine] * division.of
         with translated_errors(current_world()):
             dist.all_gather_object(parts, mine)
             whole = {number: state for part in parts for number, state in part.items()}
@@ -390,7 +390,7 @@ class _Outline:
         return torch.empty(self.shape, dtype=self.dtype, device=self.device)
 
 
-def _laid_out(state: Mapping[str, Any], parameter: torch.Tensor) -> dict[str, Any]:
+def _laid_out(state: Mapping[str, object], parameter: torch.Tensor) -> dict[str, object]:
     """Give tensors the parameter's memory layout, on which the last bits of a step depend."""
     strides = torch.empty_like(parameter, device="meta").stride()
 

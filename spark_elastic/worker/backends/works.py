@@ -15,6 +15,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 _LOST = "the operation was lost when a connection of the group ended"
@@ -66,25 +67,25 @@ class Guarded(dist.Work):
     def is_success(self) -> bool:
         return not self._is_lost and self._work.is_success()
 
-    def exception(self) -> Any:
+    def exception(self) -> object:
         return RuntimeError(_LOST) if self._is_lost else self._work.exception()
 
-    def result(self) -> Any:
-        return self._of_torch("result")
+    def result(self) -> list[torch.Tensor]:
+        return self._unless_lost().result()
 
-    def source_rank(self) -> Any:
-        return self._of_torch("source_rank")
+    def source_rank(self) -> int:
+        return self._unless_lost().source_rank()
 
-    def _source_rank(self) -> Any:
-        return self._of_torch("_source_rank")
+    def _source_rank(self) -> int:
+        return self._unless_lost()._source_rank()
 
-    def synchronize(self) -> Any:
-        return self._of_torch("synchronize")
+    def synchronize(self) -> None:
+        self._unless_lost().synchronize()
 
-    def _of_torch(self, question: str) -> Any:
+    def _unless_lost(self) -> dist.Work:
         if self._is_lost:
             raise RuntimeError(_LOST)
-        return getattr(self._work, question)()
+        return self._work
 
 
 class _Collective(Guarded):
@@ -92,7 +93,7 @@ class _Collective(Guarded):
 
     def __init__(self, work: dist.Work) -> None:
         super().__init__(work)
-        self._future: Any = work.get_future()
+        self._future = work.get_future()
 
     def _wait_for(self, timeout: timedelta) -> bool:
         if timeout:
@@ -105,7 +106,7 @@ class _Collective(Guarded):
         # This returns at once, and makes the current stream wait for what the work has begun on a GPU.
         return self._work.wait()
 
-    def get_future(self) -> Any:
+    def get_future(self) -> torch.futures.Future[Any]:
         return self._future
 
     def is_completed(self) -> bool:

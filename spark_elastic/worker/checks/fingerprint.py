@@ -108,7 +108,7 @@ def _to_numbers(tensors: Sequence[torch.Tensor]) -> list[Any]:
     places: dict[torch.device, list[int]] = {}
     for place, tensor in enumerate(tensors):
         places.setdefault(tensor.device, []).append(place)
-    found: list[Any] = [None] * len(tensors)
+    found: list[object] = [None] * len(tensors)
     for of_device in places.values():
         values = torch.stack([tensors[place] for place in of_device]).tolist()
         for place, value in zip(of_device, values, strict=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -46,7 +46,7 @@ class Sharding:
         # Each kind of loop (one for a generator, one for its discriminator) touches parameters of its own.
         return Parts(batch, self._sources, self._workspaces.setdefault(id(model), Workspace()), self._world)
 
-    def forward(self, model: DistributedDataParallel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def forward(self, model: DistributedDataParallel, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """Call the module. Outside a loop over parts, refuse what trains it or changes its buffers."""
         module = model.module
         if loops.open is not None or not any(part.training for part in model.modules()):

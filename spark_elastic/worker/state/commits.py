@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from spark_elastic.data.deliveries import deliveries
 from spark_elastic.data.loader import Accountable, Balanced, Countable, has_part
@@ -108,7 +108,7 @@ class Commits:
         """The name of the last commit."""
         return CommitId(world.generation, self.index)
 
-    def reported(self, state: State, metrics: Mapping[str, Any]) -> None:
+    def reported(self, state: State, metrics: Mapping[str, object]) -> None:
         """Look among the user's reported metrics for the one by which checkpoints are kept."""
         job, world = current_job(), present_world()
         if job is not None and world is not None and job.state is state:

@@ -7,7 +7,7 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
-from typing import Any, TypeVar, cast
+from typing import Any, TypeGuard, TypeVar
 
 import numpy
 import torch
@@ -60,7 +60,7 @@ class Loading:
         self._rebound = frozenset(rebound)
         self._same = same
         # Of places whose object belongs to others as well: what is there and what is kept, and what has been loaded.
-        self._sharing: dict[str, Any] = dict.fromkeys((same or {}).values())
+        self._sharing: dict[str, tuple[object, object] | None] = dict.fromkeys((same or {}).values())
         self._shared: dict[str, object] = {}
         # By the ids of kept objects, what takes their place; also the memo of copies.
         self._takers: dict[int, Any] = {}
@@ -78,13 +78,13 @@ class Loading:
         for name, value in kept.items():
             yield name, self._load(present.get(name), value, name)
 
-    def _target(self, name: str, present: object) -> Any:
+    def _target(self, name: str, present: object) -> object:
         """Return the object that what is kept of a place belongs to; None if there is none here."""
         if name in self._rebound:
             return None
         return present if self._first is None else self._first.at(name)
 
-    def _pair(self, present: Any, kept: Any, name: str) -> None:
+    def _pair(self, present: object, kept: Any, name: str) -> None:
         """Note which of the objects here belong to those in a kept tree."""
         kind = type(kept)
         if kind in PLAIN or (self._same and name in self._same):
@@ -101,21 +101,21 @@ class Loading:
             self._takers[id(kept)] = target
             self._paired.add(id(target))
 
-    def _load(self, present: Any, kept: Any, name: str) -> object:
+    def _load(self, present: object, kept: object, name: str) -> object:
         if type(kept) in PLAIN:
             return kept
         place = self._same.get(name, name) if self._same else name
         if place in self._shared:
             return self._shared[place]
-        if place != name and self._sharing[place] is not None:
-            name, (present, kept) = place, self._sharing[place]
+        if place != name and (sharing := self._sharing[place]) is not None:
+            name, (present, kept) = place, sharing
         target = self._target(name, present)
         loaded = self._loaded(target if self._is_own else present, target, kept, name)
         if name in self._sharing:
             self._shared[name] = loaded
         return loaded
 
-    def _loaded(self, present: Any, target: Any, kept: Any, name: str) -> object:
+    def _loaded(self, present: object, target: object, kept: Any, name: str) -> object:
         """Load what is kept of a place into ``target``. What is in it may be in ``present``, which is there now."""
         if isinstance(kept, (StateDict, KeptPart)):
             self._load_stateful(present, kept, name)
@@ -154,7 +154,7 @@ class Loading:
         copies: dict[int, object] = {}
         load_state_dict(target, map_tree(lambda value: _own(value, copies), kept.content))
 
-    def _load_tensor(self, target: Any, kept: torch.Tensor, name: str) -> torch.Tensor:
+    def _load_tensor(self, target: object, kept: torch.Tensor, name: str) -> torch.Tensor:
         if not self._is_own and _is_learned(target) and _form(target) != _form(kept):
             raise SparkElasticError(
                 f"state.{name} is learned, and was saved as {_form(kept)}, and is {_form(target)} here: what trains it would go "
@@ -166,9 +166,9 @@ class Loading:
         with writing_to([target]):
             target.copy_(kept)
         target.grad = None
-        return cast(torch.Tensor, target)
+        return target
 
-    def _take(self, kept: Any) -> object:
+    def _take(self, kept: object) -> object:
         """Return what takes the place of a kept object, with its content."""
         target = self._takers.get(id(kept))
         if target is None or id(target) not in self._paired:
@@ -183,7 +183,7 @@ class Loading:
                 _fill(vars(target), copy.deepcopy(vars(kept), self._takers))
         return target
 
-    def _fill(self, target: Any, loaded: Any) -> object:
+    def _fill(self, target: object, loaded: object) -> object:
         """Return loaded entries, in the container here if that is of the same kind."""
         if id(target) in self._filled or not _can_be_refilled(target, loaded):
             return loaded
@@ -192,7 +192,7 @@ class Loading:
         return target
 
 
-def _is_learned(target: object) -> bool:
+def _is_learned(target: object) -> TypeGuard[torch.Tensor]:
     return isinstance(target, torch.Tensor) and (target.requires_grad or isinstance(target, torch.nn.Parameter))
 
 
@@ -382,7 +382,7 @@ def _with_dtypes_of(kept: object, loaded: object) -> object:
     return loaded
 
 
-def fits(present: object, value: object) -> bool:
+def fits(present: object, value: object) -> TypeGuard[torch.Tensor]:
     """Whether both are tensors, and the kept one, on whatever device, can be copied into the present one."""
     return (
         isinstance(present, torch.Tensor)

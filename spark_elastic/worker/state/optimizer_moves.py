@@ -10,7 +10,7 @@ import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import cloudpickle
 import torch
@@ -23,7 +23,7 @@ from spark_elastic.worker.world import World
 from spark_elastic.worker.zero import Division, deal
 
 # The state of parameters, by their numbers.
-States = Mapping[int, dict[str, Any]]
+States = Mapping[int, dict[str, object]]
 # By receiver and parameter, the sender of the parameter's state.
 Moves = dict[tuple[int, int], int]
 
@@ -77,7 +77,7 @@ def numbers_by_rank(sizes: Sequence[int], division: Division | None, size: int) 
     return {rank: [n for n, part in enumerate(parts) if part in division.held[rank]] for rank in range(size)}
 
 
-def move(world: World, moves: Moves, mine: States, name: str) -> dict[int, dict[str, Any]]:
+def move(world: World, moves: Moves, mine: States, name: str) -> dict[int, dict[str, object]]:
     """Carry out the plan; return the states that have arrived here. ``mine`` is what this rank holds of the commit.
 
     ``name`` distinguishes the exchanges of one world. Blocks only on the ranks involved. Raises ``WorkerLostError`` when one of
@@ -104,7 +104,7 @@ def _going(world: World, moves: Moves, mine: States, name: str) -> Iterator[tupl
                     yield tensor, receiver
 
 
-def _receive(world: World, moves: Moves, name: str) -> dict[int, dict[str, Any]]:
+def _receive(world: World, moves: Moves, name: str) -> dict[int, dict[str, object]]:
     rooms, skeletons, coming = {}, {}, []
     for sender in sorted({sender for (receiver, _), sender in moves.items() if receiver == world.rank}):
         receive = partial(world.group.receive, source=sender)
@@ -116,7 +116,7 @@ def _receive(world: World, moves: Moves, name: str) -> dict[int, dict[str, Any]]
             rooms[number] = [torch.empty(spec.shape, dtype=spec.dtype, device=spec.device) for spec in specs]
             coming += [(room, sender) for room in rooms[number]]
     receive_all(world, coming)
-    return {number: cast(dict[str, Any], unflatten(skeletons[number], rooms[number])) for number in skeletons}
+    return {number: cast(dict[str, object], unflatten(skeletons[number], rooms[number])) for number in skeletons}
 
 
 def _numbers(moves: Moves, receiver: int, sender: int) -> list[int]:

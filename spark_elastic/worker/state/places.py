@@ -23,7 +23,7 @@ _CONTAINERS = frozenset((dict, OrderedDict, list, tuple))
 _LARGE = (torch.Tensor, numpy.ndarray, torch.nn.Module, torch.optim.Optimizer)
 
 
-class _Reference(weakref.ref[Any]):
+class _Reference(weakref.ref[object]):
     """Refers to an object in a State without keeping it alive; the class tells it from weak references of users."""
 
     is_stateful: bool
@@ -41,8 +41,8 @@ class Places:
         # By the ids of objects, their first places; and by these, the others.
         found: dict[int, str] = {}
         shared: defaultdict[str, list[str]] = defaultdict(list)
-        containers: deque[tuple[str, Any]] = deque()
-        entries: Iterable[tuple[str, Any]] = values.items()
+        containers: deque[tuple[str, object]] = deque()
+        entries: Iterable[tuple[str, object]] = values.items()
         while True:
             for name, value in entries:
                 kind = type(value)
@@ -103,7 +103,7 @@ def _refer(value: object) -> _Reference:
     return reference
 
 
-def _entries(name: str, container: Any) -> Iterable[tuple[str, Any]]:
+def _entries(name: str, container: Any) -> Iterable[tuple[str, object]]:
     """Return what a container holds, with the names of its places. As everywhere, a dict with other keys is no container."""
     if not isinstance(container, dict):
         if PLAIN.issuperset(map(type, container)):

@@ -148,7 +148,7 @@ def flatten(tree: object, found: Found, keep: Keep = as_state_dict, remembered: 
     """
     holders: list[_Holder] = []
     # The copies of objects, by the ids of the originals: what two objects share, their copies share.
-    copies: dict[int, Any] = {}
+    copies: dict[int, object] = {}
     # The object with a state dict whose parts are being taken.
     owner: Stateful | None = None
 
@@ -423,7 +423,7 @@ class Snapshot:
         """
         return unflatten(self.skeleton, self.buffer.views, copies)
 
-    def content(self) -> Any:
+    def content(self) -> object:
         """Return a copy of the shared part as it was taken."""
         return cloned(self.view())
 

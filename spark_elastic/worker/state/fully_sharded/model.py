@@ -99,7 +99,7 @@ class ShardedModel:
                     found[Divided(name, key, tuple(value.shape), value.dtype)] = value.to_local()
         return found
 
-    def small(self) -> dict[str, Any]:
+    def small(self) -> dict[str, object]:
         """Return what each rank keeps whole: buffers, the optimizer's settings and counters, and the scheduler's state.
 
         This includes the extra state of the module's parts (``get_extra_state``), which parameters are trained, and which parts

@@ -14,7 +14,7 @@ import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -254,8 +254,8 @@ class SmallModule(KeptPart):
     switches: Switches
     buffers: list[torch.Tensor]
     weights: dict[int, torch.Tensor]
-    extra: dict[str, Any]
-    others: dict[str, Any] | None = None
+    extra: dict[str, object]
+    others: dict[str, object] | None = None
 
     def load_into(self, target: Stateful) -> None:
         """Set the module back to this part, and clear gradients."""
@@ -284,11 +284,11 @@ def small_module(module: torch.nn.Module, to_copy: ToCopy) -> SmallModule:
     return SmallModule(switches_of(module), buffers, weights, _extra_of(dict(module.named_modules())), others)
 
 
-def _extra_of(parts: Mapping[str, torch.nn.Module]) -> dict[str, Any]:
+def _extra_of(parts: Mapping[str, torch.nn.Module]) -> dict[str, object]:
     return {name: part.get_extra_state() for name, part in parts.items() if has_extra_state(part)}
 
 
-def _others_in(module: torch.nn.Module) -> dict[str, Any]:
+def _others_in(module: torch.nn.Module) -> dict[str, object]:
     """Return what a module's state dict has besides its tensors, in whatever form, and extra state."""
     own = dict((*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)))
     memory = {tensor.untyped_storage().data_ptr() for tensor in own.values()}

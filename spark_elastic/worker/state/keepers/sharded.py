@@ -104,7 +104,7 @@ class Sharded(Keeper):
         # Whether the live values are those of the current commit, so that this rank can serve as a holder of the whole commit.
         self._is_back = False
         # The optimizers' whole state when the job began, uncopied, until a generation has been sealed.
-        self._unsealed: list[dict[int, dict[str, Any]]] | None = None
+        self._unsealed: list[dict[int, dict[str, object]]] | None = None
         # How optimizers are divided in this generation.
         self._division: Division | None = None
 
