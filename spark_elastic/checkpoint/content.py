@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from spark_elastic import _saved_names
+from spark_elastic._json import Json
 from spark_elastic.checkpoint import first_format
 from spark_elastic.checkpoint.directory import CheckpointDirectory, CheckpointManifest, Progress
 from spark_elastic.checkpoint.naming import CheckpointName
@@ -64,7 +65,7 @@ def encode_joined(mine: EncodedPart, skeleton: Any) -> dict[str, Iterable[Buffer
     return _tree_files(mine.objects, mine.opaque, skeleton)
 
 
-def _tree_files(objects: dict[str, Any], opaque: list[object], skeleton: Any) -> dict[str, Iterable[Buffer]]:
+def _tree_files(objects: dict[str, Json], opaque: list[object], skeleton: Any) -> dict[str, Iterable[Buffer]]:
     told = {name: skeleton.get(name, empty) for name, empty in _PLACES.items()}
     steppers = json.loads(skeleton.get("steppers", "{}"))
     tree = {"steps": skeleton["steps"], "size": skeleton["size"], "objects": objects, **told, "steppers": steppers}

@@ -69,7 +69,7 @@ def open_checkpoints(
     return CheckpointDirectory(path.removesuffix(folder) or ".", storage_options), name
 
 
-def plain_objects(saved: SavedState) -> dict[str, Any]:
+def plain_objects(saved: SavedState) -> dict[str, object]:
     """Return the objects of a state as ``load_checkpoint`` does: state dicts with the names of plain modules."""
     return {name: _state_dicts(value) for name, value in saved.objects.items()}
 

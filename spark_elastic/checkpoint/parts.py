@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import torch
 
+from spark_elastic._json import Json
 from spark_elastic.checkpoint.directory import FileEntry
 from spark_elastic.checkpoint.skeleton import KeptTensors, Leaf, PartOfDict, map_tree
 from spark_elastic.checkpoint.tree import TreeEncoder
@@ -62,7 +63,7 @@ class Written(msgspec.Struct, frozen=True):
 class EncodedPart:
     """A part in the form in which it is written. Other ranks write the tree's tensors that are ``awaited``."""
 
-    objects: dict[str, Any]
+    objects: dict[str, Json]
     tensors: dict[str, torch.Tensor]
     awaited: frozenset[str]
     # The entries of each ``PartOfDict``, which are also in the tree.

@@ -52,7 +52,7 @@ class Leaf:
 class PartOfDict:
     """Stands in a skeleton for a dict of which each rank has some entries, such as a divided optimizer's state."""
 
-    entries: Mapping[int, Any]
+    entries: Mapping[int, object]
 
 
 def map_tree(function: Callable[[object], object], tree: Any) -> Any:
@@ -89,7 +89,7 @@ def is_plain(key: object) -> bool:
     return type(key) in PLAIN or (type(key) is tuple and all(map(is_plain, key)))
 
 
-def pickled(content: object, skeleton: Any, purpose: str) -> bytes:
+def pickled(content: object, skeleton: object, purpose: str) -> bytes:
     """Pickle ``content``, which is made from a skeleton. Raises ``TypeError`` naming an object that cannot be pickled.
 
     purpose: what can then not be done with that object, such as "sent to a new worker".

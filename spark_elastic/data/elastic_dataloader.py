@@ -114,7 +114,7 @@ class ElasticDataLoader(PositionedLoader[Any]):
     _delivers_parts = True
 
     @contextlib.contextmanager
-    def _open(self) -> Iterator[Iterator[tuple[Step, int, Any]]]:
+    def _open(self) -> Iterator[Iterator[tuple[Step, int, object]]]:
         tracker = self._tracker
         if len(self.dataset) != tracker.total:
             raise DataError(
@@ -138,7 +138,7 @@ class ElasticDataLoader(PositionedLoader[Any]):
         if sharded and not loader.num_workers:
             fetch = functools.partial(_with_own_random_numbers, iterator.__next__)
 
-        def deliver() -> Iterator[tuple[Step, int, Any]]:
+        def deliver() -> Iterator[tuple[Step, int, object]]:
             for step, ticket_sum, indices in _walk(tracker, self._order()):
                 parts = [fetch() for _ in self._indices(step, indices)]
                 yield step, ticket_sum, parts if sharded else parts[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -13,6 +13,9 @@ import pyarrow.fs as pafs
 from spark_elastic._text import shown, without_secrets
 from spark_elastic._urls import without_file_scheme
 from spark_elastic.errors import DataError
+
+if TYPE_CHECKING:
+    import fsspec
 
 Urls = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]  # of one dataset
 
@@ -163,7 +166,7 @@ def list_below(filesystem: pafs.FileSystem, folder: str, *, recursive: bool = Fa
     return found
 
 
-def _walk(filesystem: Any, folder: str, recursive: bool) -> list[pafs.FileInfo]:
+def _walk(filesystem: fsspec.AbstractFileSystem, folder: str, recursive: bool) -> list[pafs.FileInfo]:
     """List a folder of fsspec's, and those below it. One that does not exist, any more or at all, is empty."""
     found: list[pafs.FileInfo] = []
     folders = [folder]
@@ -188,7 +191,7 @@ def _walk(filesystem: Any, folder: str, recursive: bool) -> list[pafs.FileInfo]:
     return found
 
 
-def _is_object_store(filesystem: Any) -> bool:
+def _is_object_store(filesystem: fsspec.AbstractFileSystem) -> bool:
     """Whether this is a driver of an object store, or a cache in front of one."""
     names = filesystem.protocol
     inner = getattr(filesystem, "fs", None)
@@ -196,7 +199,7 @@ def _is_object_store(filesystem: Any) -> bool:
     return is_one or (hasattr(inner, "protocol") and _is_object_store(inner))
 
 
-def _is_listed(filesystem: Any, folder: str) -> bool:
+def _is_listed(filesystem: fsspec.AbstractFileSystem, folder: str) -> bool:
     """Whether fsspec lists anything in a folder: some stores list files whose details they refuse to give."""
     try:
         return bool(filesystem.ls(folder, detail=False))

@@ -6,7 +6,7 @@ import functools
 import json
 import warnings
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -194,7 +194,7 @@ class ParquetLoader(EngineLoader):
         )
 
     @classmethod
-    def from_reader_arguments(cls, dataset_url: Urls | None = None, **arguments: Any) -> ParquetLoader:
+    def from_reader_arguments(cls, dataset_url: Urls | None = None, **arguments: object) -> ParquetLoader:
         """Make a loader from the arguments of Petastorm's ``make_reader`` or ``make_batch_reader``.
 
         dataset_url: the reader's URL or list of URLs; ``dataset_url_or_urls=`` is an alias. arguments: keyword arguments of both

@@ -12,7 +12,6 @@ import hashlib
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import cloudpickle
 import numpy as np
@@ -155,7 +154,7 @@ class PetastormEngine:
         self._asked.discard(group)
         return self._convert(group, self._arrived.pop(group))
 
-    def _convert(self, group: int, result: Any) -> Rows:
+    def _convert(self, group: int, result: pa.Table | list[dict[str, object]]) -> Rows:
         where = self._manifest.where(group)
         kept = self._kept.pop(group, None)
         index = np.arange(self._manifest[group].rows, dtype=np.int64) if kept is None else kept

@@ -42,7 +42,7 @@ class PredicateBase(ABC):
         """Return the names of the columns that ``do_include`` uses, at least one."""
 
     @abstractmethod
-    def do_include(self, values: Mapping[str, Any]) -> bool:
+    def do_include(self, values: Mapping[str, object]) -> bool:
         """Return whether to read a row with these values, given by column."""
 
 
@@ -53,7 +53,7 @@ class in_set(PredicateBase):
     at its midnight. predicate_field: the name of the column. Its values have to be hashable.
     """
 
-    def __init__(self, inclusion_values: Iterable[Any], predicate_field: str) -> None:
+    def __init__(self, inclusion_values: Iterable[object], predicate_field: str) -> None:
         """Store the values as a set.
 
         Raises ValueError for a single string in place of several values and for a column that is not a name, and TypeError for
@@ -65,7 +65,7 @@ class in_set(PredicateBase):
         self._values = given | {_as_timestamp(value) for value in given}
         self._field = _name(predicate_field)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Return the state for pickling, in an order that is the same in all processes: that of a set of strings is not."""
         return {**vars(self), "_values": sorted(self._values, key=_sort_key)}
 
@@ -77,7 +77,7 @@ class in_set(PredicateBase):
         """Return the column."""
         return {self._field}
 
-    def do_include(self, values: Mapping[str, Any]) -> bool:
+    def do_include(self, values: Mapping[str, object]) -> bool:
         """Return whether the value is in the set."""
         return values[self._field] in self._values
 
@@ -89,7 +89,7 @@ class in_intersection(PredicateBase):
     nulls are an error.
     """
 
-    def __init__(self, inclusion_values: Iterable[Any], predicate_field: str) -> None:
+    def __init__(self, inclusion_values: Iterable[object], predicate_field: str) -> None:
         """Store the values in an order that is the same in all processes.
 
         Raises ValueError for a single string in place of several values and for a column that is not a name.
@@ -103,7 +103,7 @@ class in_intersection(PredicateBase):
         """Return the column."""
         return {self._field}
 
-    def do_include(self, values: Mapping[str, Any]) -> bool:
+    def do_include(self, values: Mapping[str, object]) -> bool:
         """Return whether the list contains one of the values."""
         found = values[self._field]
         if not isinstance(found, (np.ndarray, Sequence)) or isinstance(found, (str, bytes)):
@@ -119,7 +119,7 @@ class in_lambda(PredicateBase):
     """
 
     def __init__(
-        self, predicate_fields: Sequence[str], predicate_func: Callable[..., Any], state_arg: Any = None
+        self, predicate_fields: Sequence[str], predicate_func: Callable[..., object], state_arg: object = None
     ) -> None:
         """Store the function, which is not called before rows are read.
 
@@ -137,7 +137,7 @@ class in_lambda(PredicateBase):
         """Return the columns."""
         return set(self._fields)
 
-    def do_include(self, values: Mapping[str, Any]) -> bool:
+    def do_include(self, values: Mapping[str, object]) -> bool:
         """Return the function's result for the values."""
         return bool(self._function(*(values[field] for field in self._fields), *self._state))
 
@@ -156,7 +156,7 @@ class in_negate(PredicateBase):
         """Return the other predicate's columns."""
         return fields_of(self._predicate)
 
-    def do_include(self, values: Mapping[str, Any]) -> bool:
+    def do_include(self, values: Mapping[str, object]) -> bool:
         """Return the opposite of the other predicate's result."""
         return not self._predicate.do_include(values)
 
@@ -168,7 +168,7 @@ class in_reduce(PredicateBase):
     ``any`` do.
     """
 
-    def __init__(self, predicate_list: Sequence[PredicateBase], reduce_func: Callable[[list[bool]], Any]) -> None:
+    def __init__(self, predicate_list: Sequence[PredicateBase], reduce_func: Callable[[list[bool]], object]) -> None:
         """Store the predicates and the function, none of which is called before rows are read.
 
         Raises ValueError for an empty list and for an object without a predicate's methods, and TypeError for a function that
@@ -185,7 +185,7 @@ class in_reduce(PredicateBase):
         """Return the columns of all predicates."""
         return set().union(*map(fields_of, self._predicates))
 
-    def do_include(self, values: Mapping[str, Any]) -> bool:
+    def do_include(self, values: Mapping[str, object]) -> bool:
         """Return the function's result for the predicates' results."""
         return bool(self._reduce([predicate.do_include(values) for predicate in self._predicates]))
 
@@ -221,7 +221,7 @@ class in_pseudorandom_split(PredicateBase):
         """Return the column."""
         return {self._field}
 
-    def do_include(self, values: Mapping[str, Any]) -> bool:
+    def do_include(self, values: Mapping[str, object]) -> bool:
         """Return whether the hash of the value is in this subset's range."""
         text = str(values[self._field]).encode()
         bucket = int(hashlib.md5(text, usedforsecurity=False).hexdigest(), 16) % sys.maxsize

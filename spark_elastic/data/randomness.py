@@ -10,7 +10,7 @@ import struct
 from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from types import BuiltinMethodType, FunctionType, MethodType, ModuleType
+from types import BuiltinMethodType, CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -111,7 +111,7 @@ def own_generators(*roots: object) -> list[object]:
     return found
 
 
-def _used_by(value: Any) -> Iterable[object]:
+def _used_by(value: object) -> Iterable[object]:
     if isinstance(value, (list, tuple, deque)):
         return islice(value, _ENTRIES)
     if isinstance(value, dict):
@@ -135,7 +135,7 @@ def _used_by(value: Any) -> Iterable[object]:
     )
 
 
-def _content(cell: Any) -> object:
+def _content(cell: CellType) -> object:
     """Return what a cell of a closure holds; None if its variable was deleted or has no value yet."""
     try:
         return cell.cell_contents

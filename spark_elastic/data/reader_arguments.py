@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from spark_elastic.data.filesystem import Urls
 from spark_elastic.data.ngram import NGram
 
 logger = logging.getLogger("spark_elastic")
+
+# Arguments of a reader or of a loader, by name.
+Arguments: TypeAlias = dict[str, Any]
 
 # Arguments without a counterpart, each with what to do instead.
 _REFUSED = {
@@ -38,7 +41,7 @@ _OF_WORKERS = (
 _WITHOUT_MEANING = ("pyarrow_serialize", "shard_seed", "convert_early_to_numpy")
 
 
-def dataset_of(dataset_url: Urls | None, arguments: dict[str, Any]) -> Urls:
+def dataset_of(dataset_url: Urls | None, arguments: Arguments) -> Urls:
     """Remove a reader's URL from its arguments and return it. Raises ValueError if it is missing or given twice."""
     given = [url for url in (dataset_url, arguments.pop("dataset_url_or_urls", None)) if url is not None]
     if len(given) != 1:
@@ -47,7 +50,7 @@ def dataset_of(dataset_url: Urls | None, arguments: dict[str, Any]) -> Urls:
     return found
 
 
-def loader_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def loader_arguments(arguments: Arguments) -> Arguments:
     """Return the arguments of a ``ParquetLoader`` for those of a reader. Arguments that readers do not have stay unchanged.
 
     Raises ValueError for what a loader does not do, saying what it does instead.
@@ -69,7 +72,7 @@ def loader_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {**given, **found}
 
 
-def _columns(given: dict[str, Any]) -> dict[str, Any]:
+def _columns(given: Arguments) -> Arguments:
     fields = given.pop("schema_fields", None)
     if fields is None:
         return {}
@@ -94,7 +97,7 @@ def _column(field: Any) -> str | re.Pattern[str]:
     return re.compile(field) if isinstance(field, str) else getattr(field, "name", field)
 
 
-def _order(given: dict[str, Any]) -> dict[str, Any]:
+def _order(given: Arguments) -> Arguments:
     groups, rows = given.pop("shuffle_row_groups", True), given.pop("shuffle_rows", False)
     parts, queue = given.pop("shuffle_row_drop_partitions", 1), given.pop("shuffling_queue_capacity", 0)
     seed = given.pop("seed", None)
@@ -107,14 +110,14 @@ def _order(given: dict[str, Any]) -> dict[str, Any]:
     return {"shuffle": bool(groups), "seed": 0 if seed is None else seed, **(window if groups else {})}
 
 
-def _shard(given: dict[str, Any]) -> dict[str, Any]:
+def _shard(given: Arguments) -> Arguments:
     rank, size = given.pop("cur_shard", None), given.pop("shard_count", None)
     if (rank is None) != (size is None):
         raise ValueError(f"give cur_shard= and shard_count= together, or neither, not {rank} and {size}")
     return {} if rank is None else {"shard": (rank, size)}
 
 
-def _engine(given: dict[str, Any]) -> dict[str, Any]:
+def _engine(given: Arguments) -> Arguments:
     """Choose Petastorm's workers if a TransformSpec or a cache needs them, or if they are requested."""
     options = {name: given.pop(name) for name in _OF_WORKERS if name in given}
     spec = given.pop("transform_spec", None)

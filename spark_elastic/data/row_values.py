@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,14 +10,14 @@ import pyarrow as pa
 from spark_elastic.data.convert import shaped
 
 
-def row_values(table: pa.Table) -> Iterator[dict[str, Any]]:
+def row_values(table: pa.Table) -> Iterator[dict[str, object]]:
     """Yield each row as a dict. A null is None, or NaN in a column of fractional numbers; times are datetime64[ns]."""
     columns = [_values(column.combine_chunks()) for column in table.columns]
     for row in zip(*columns, strict=True):
         yield dict(zip(table.column_names, row, strict=True))
 
 
-def _values(column: pa.Array | pa.ChunkedArray) -> Sequence[Any]:
+def _values(column: pa.Array | pa.ChunkedArray) -> Sequence[object]:
     if isinstance(column, pa.ChunkedArray):  # older releases of pyarrow combine extension types to this
         column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
     kind = column.type

@@ -76,7 +76,7 @@ class _Dtype(metaclass=_Sealed):
     def __init__(self, kind: object, *flags: object) -> None:
         self.kind, self.is_swapped = kind, False
 
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
+    def __setstate__(self, state: tuple[object, ...]) -> None:
         self.is_swapped = state[1] == ">"
 
 
