@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # A parameter's hooks by number, in torch's own dicts: those on its gradient, and those that run after accumulation. The handles
 # that registration returned refer to these very dicts, and remove hooks from them.
-Hooks = tuple["OrderedDict[int, Callable[..., Any]] | None", "OrderedDict[int, Callable[..., Any]] | None"]
+Hooks = tuple["OrderedDict[int, Callable[..., object]] | None", "OrderedDict[int, Callable[..., object]] | None"]
 
 _SPARKS_OWN = {
     "Accumulator": "to which only Spark's own tasks add: return the number, or give it to state.report",
@@ -44,7 +44,7 @@ def dumps_for_peers(value: object) -> bytes:
     return packed.getvalue()
 
 
-def hooks_of(parameter: torch.Tensor) -> list[Callable[..., Any]]:
+def hooks_of(parameter: torch.Tensor) -> list[Callable[..., object]]:
     """Return the hooks registered on a parameter, except those that are marked as not to be pickled."""
     return [hook for registered in _registered(parameter) for hook in (registered or {}).values() if _travels(hook)]
 
@@ -64,14 +64,16 @@ def _travels(hook: object) -> bool:
     return not hasattr(hook, "__torch_unserializable__")
 
 
-def _travelling(hooks: OrderedDict[int, Callable[..., Any]] | None) -> OrderedDict[int, Callable[..., Any]] | None:
+def _travelling(
+    hooks: OrderedDict[int, Callable[..., object]] | None,
+) -> OrderedDict[int, Callable[..., object]] | None:
     if not hooks or all(map(_travels, hooks.values())):
         return hooks
     return OrderedDict((number, hook) for number, hook in hooks.items() if _travels(hook))
 
 
 class _Pickler(cloudpickle.Pickler):
-    def reducer_override(self, obj: Any) -> Any:
+    def reducer_override(self, obj: object) -> object:
         if isinstance(obj, functools._lru_cache_wrapper):
             return self._reduce_cached(obj)
         _refuse_sparks_own(obj)
@@ -82,7 +84,7 @@ class _Pickler(cloudpickle.Pickler):
         make, arguments, *_ = obj.__reduce_ex__(cloudpickle.DEFAULT_PROTOCOL)
         return make, arguments, tuple(map(_travelling, _registered(obj))), None, None, put_hooks
 
-    def _reduce_cached(self, cached: Any) -> Any:
+    def _reduce_cached(self, cached: Any) -> object:
         """Let a function with a cache travel, unless workers can import it. The copy's cache is empty."""
         found: Any = sys.modules.get(cached.__module__)
         for name in cached.__qualname__.split("."):
@@ -102,24 +104,24 @@ def _refuse_sparks_own(value: object) -> None:
 
 
 class _PeerPickler(cloudpickle.Pickler):
-    def reducer_override(self, obj: Any) -> Any:
+    def reducer_override(self, obj: object) -> object:
         return _script.reduced(obj) or super().reducer_override(obj)
 
 
 class _Called:
     """Calls a function that is known later."""
 
-    function: Callable[..., Any]
+    function: Callable[..., object]
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         return self.function(*args, **kwargs)
 
 
-def _make_cached(maxsize: int | None, typed: bool) -> Any:
+def _make_cached(maxsize: int | None, typed: bool) -> object:
     return functools.lru_cache(maxsize, typed)(_Called())
 
 
-def _put_function(cached: Any, function: Callable[..., Any]) -> None:
+def _put_function(cached: Any, function: Callable[..., object]) -> None:
     cached.__wrapped__.function = function
     functools.update_wrapper(cached, function)
 

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -33,7 +33,7 @@ class Sink(Protocol):
     name: str
     raised: str  # what is logged then
 
-    def take(self, event: dict[str, Any]) -> None:
+    def take(self, event: dict[str, object]) -> None:
         """Take an event; may block and raise."""
 
     def close(self) -> None:
@@ -56,7 +56,7 @@ class LogFile:
                 if written.read() not in (b"", b"\n"):
                     self._file.write("\n")
 
-    def take(self, event: dict[str, Any]) -> None:
+    def take(self, event: dict[str, object]) -> None:
         """Write an event as a line."""
         self._file.write(as_line(event))
         self._file.flush()
@@ -73,7 +73,7 @@ class OnEvent:
     name = "on_event"
     raised = "on_event raised; it is not called any more"
 
-    def __init__(self, call: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, call: Callable[[dict[str, object]], None]) -> None:
         if not callable(call):
             raise TypeError(f"on_event must be callable, not {call!r}")
         if is_deferred(call):

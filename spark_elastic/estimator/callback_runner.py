@@ -32,7 +32,7 @@ class CallbackRunner:
     def __init__(self, plan: TrainingPlan, model: torch.nn.Module) -> None:
         self._plan, self._model = plan, model
         # The objects of this process, with the bytes that they were unpickled from or last pickled to.
-        self._live: tuple[bytes, list[Any]] = (b"", [])
+        self._live: tuple[bytes, list[Callback]] = (b"", [])
 
     def begin(self, state: FitState) -> None:
         """Call ``on_fit_begin``: once in a fit, unless the world changes before the first commit."""
@@ -111,7 +111,7 @@ class CallbackRunner:
             "log_url": self._plan.log_url,
         }
 
-    def _having(self, state: FitState, method: str) -> list[Any]:
+    def _having(self, state: FitState, method: str) -> list[Callback]:
         """Return the callbacks that have a method: the objects of this process, if they were the last ones to run."""
         if self._live[0] != state.callbacks:
             self._live = (state.callbacks, _saved_names.loads(state.callbacks))

@@ -193,7 +193,7 @@ def united(metric: Metric) -> Metric:
     return first
 
 
-def _torchmetrics_in(metric: Metric) -> list[Any]:
+def _torchmetrics_in(metric: Metric) -> list[Metric]:
     """Return the metrics of torchmetrics that a metric consists of: itself and, for a wrapper, those within it."""
     parts = metric.modules() if isinstance(metric, torch.nn.Module) else ()
     return [part for part in parts if _is_of_torchmetrics(part)]
@@ -203,7 +203,7 @@ def _is_of_torchmetrics(metric: object) -> bool:
     return hasattr(metric, "_reductions") and hasattr(metric, "sync_on_compute")
 
 
-def _states(metric: Metric) -> list[tuple[int, dict[str, Any]]]:
+def _states(metric: Metric) -> list[tuple[int, dict[str, object]]]:
     """Return how often each part was updated, and its states by name, on the CPU: tensors, and lists."""
     cpu = torch.device("cpu")
     return [
@@ -212,14 +212,14 @@ def _states(metric: Metric) -> list[tuple[int, dict[str, Any]]]:
     ]
 
 
-def _merge_states(metric: Metric, gathered: Sequence[list[tuple[int, dict[str, Any]]]]) -> None:
+def _merge_states(metric: Metric, gathered: Sequence[list[tuple[int, dict[str, object]]]]) -> None:
     """Give a metric of torchmetrics the states of all ranks. Ranks that have not updated a part have nothing to add to it."""
     for part, *found in zip(_torchmetrics_in(metric), *gathered, strict=True):
         states = [state for count, state in found if count] or [state for _, state in found]
         for name, reduce in part._reductions.items():
             values = [state[name] for state in states]
             if isinstance(values[0], list):
-                whole: Any = [entry for value in values for entry in value]
+                whole: object = [entry for value in values for entry in value]
             else:
                 stacked = torch.stack(values)
                 whole = stacked if reduce is None else reduce(stacked)

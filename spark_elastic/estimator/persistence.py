@@ -141,7 +141,7 @@ class EstimatorReader(MLReader[P]):
             raise DamagedError(f"{shown(path)} is damaged: its metadata: {type(error).__name__}: {error}") from error
         return instance
 
-    def _restore(self, instance: P, facts: dict[str, Any], objects: SavedObjects) -> None:
+    def _restore(self, instance: P, facts: dict[str, object], objects: SavedObjects) -> None:
         pass
 
 
@@ -198,7 +198,7 @@ def _class_name(saved: str) -> str:
 
 def _read_metadata(path: str, context: SparkContext | SparkSession) -> dict[str, Any]:
     try:
-        metadata: dict[str, Any] = DefaultParamsReader.loadMetadata(path, context)
+        metadata: dict[str, object] = DefaultParamsReader.loadMetadata(path, context)
         return {"class": str(metadata["class"]), **metadata}
     except (ValueError, TypeError, LookupError) as error:
         raise DamagedError(f"{shown(path)} is damaged: its metadata: {error}") from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 import cloudpickle
 import torch
@@ -35,6 +35,8 @@ from spark_elastic.launchers.session import default_sizes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+T = TypeVar("T")
 
 
 # 24 shards divide evenly among 1, 2, 3, 4, 6, 8, 12 and 24 workers.
@@ -254,7 +256,7 @@ def first_rows(layout: Layout, data: DataPlan) -> tuple[dict[str, torch.Tensor],
     return {name: values if values.is_nested else values[:ROWS] for name, values in batch.items()}, total
 
 
-def _copied(network: torch.nn.Module, optimizer: Any) -> tuple[torch.nn.Module, Any]:
+def _copied(network: torch.nn.Module, optimizer: T) -> tuple[torch.nn.Module, T]:
     """Copy a network, and an optimizer that may have its parameters, as workers get them."""
     if any(map(is_lazy, (*network.parameters(), *network.buffers()))):
         raise ValueError(
@@ -271,7 +273,7 @@ def _copied(network: torch.nn.Module, optimizer: Any) -> tuple[torch.nn.Module, 
         hooked = [name for name, parameter in network.named_parameters() if hooks_of(parameter)]
         hint = f" (the network has hooks on parameters: {', '.join(hooked[:3])})" if hooked else ""
         raise ValueError(f"workers get the network pickled, which fails: {error}{hint}") from error
-    copied: tuple[torch.nn.Module, Any] = cloudpickle.loads(packed)
+    copied: tuple[torch.nn.Module, T] = cloudpickle.loads(packed)
     return copied
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from pyspark.ml.evaluation import Evaluator
@@ -182,7 +182,7 @@ class PredictionModel(ElasticModel, HasPredictorCols):
     def _check_labels(self, name: str, least: float, most: float, fraction: float) -> None:
         """Raise ValueError for labels that cannot be evaluated. fraction: the largest."""
 
-    def _evaluators(self, columns: Mapping[str, Any]) -> dict[str, Evaluator]:
+    def _evaluators(self, columns: Mapping[str, object]) -> dict[str, Evaluator]:
         raise NotImplementedError
 
 

@@ -22,7 +22,7 @@ METRICS: tuple[Metric, ...] = get_args(Metric)
 
 
 @saved_as("spark_elastic.estimator")
-class TorchRegressor(Predictor, Regressor[Any]):
+class TorchRegressor(Predictor, Regressor["TorchRegressionModel"]):
     """Trains a network that returns one number per row. The default loss is the mean squared error."""
 
     def _default_loss(self) -> Loss:

@@ -7,7 +7,7 @@ import copy
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import cloudpickle
 import numpy as np
@@ -28,6 +28,10 @@ from spark_elastic.estimator.sql_arguments import features_of
 
 if TYPE_CHECKING:
     import pandas as pd
+
+R = TypeVar("R")
+S = TypeVar("S")
+T = TypeVar("T")
 
 # Makes the output columns, each [rows] or [rows, n], from the network's outputs, each [rows, …].
 Finish = Callable[[list[np.ndarray]], dict[str, np.ndarray]]
@@ -170,11 +174,13 @@ class PredictionUdf:
         return registered
 
 
-def _after(convert: Callable[[Any], Any], function: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:
+def _after(
+    convert: Callable[[S], T], function: Callable[[Iterator[T]], Iterator[R]]
+) -> Callable[[Iterator[S]], Iterator[R]]:
     """Return ``function``, which maps batches of features to predictions, of batches that ``convert`` has changed before."""
     import pandas as pd
 
-    def predict(batches: Iterator[Any]) -> Iterator[Any]:
+    def predict(batches: Iterator[S]) -> Iterator[R]:
         return function(map(convert, batches))
 
     # From these types Spark infers that the function maps iterators of batches; it looks for classes.
