@@ -273,7 +273,7 @@ class _Strategy(DDPStrategy):
         super().teardown()
         self.optimizers, self._lightning_module = optimizers, module
 
-    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+    def reduce(self, tensor: torch.Tensor, group: Any = None, reduce_op: Any = "mean") -> torch.Tensor:
         """Reduce as Lightning does, but for two cases.
 
         Whole numbers are averaged here, since Lightning's way for Gloo depends on the backend's name. Where each rank has
@@ -444,7 +444,7 @@ class _Commit(pl.Callback):
         self._load_metrics(trainer)  # where the fit was over already, and a sanity validation was all that ran
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        metrics: Iterator[Any] = pl_module.modules()
+        metrics: Iterator[object] = pl_module.modules()
         for metric in metrics:
             if hasattr(metric, "distributed_available_fn"):
                 self._alone.append((metric, metric.distributed_available_fn))

@@ -22,7 +22,7 @@ from spark_elastic.checkpoint import first_format
 from spark_elastic.checkpoint.directory import CheckpointDirectory, CheckpointManifest, Progress
 from spark_elastic.checkpoint.naming import CheckpointName
 from spark_elastic.checkpoint.parts import EncodedPart
-from spark_elastic.checkpoint.skeleton import Kept, pickled
+from spark_elastic.checkpoint.skeleton import Kept, Tree, pickled
 from spark_elastic.checkpoint.strict_json import load_json
 from spark_elastic.checkpoint.tensors import TensorRoom, file_pieces
 from spark_elastic.checkpoint.tree import OpaqueObject, TreeDecoder, TreeEncoder
@@ -60,12 +60,12 @@ def encode(snapshot: Kept) -> dict[str, Iterable[Buffer]]:
     return {**_tree_files(objects, encoder.objects, snapshot.skeleton), TENSORS: file_pieces(encoder.tensors)}
 
 
-def encode_joined(mine: EncodedPart, skeleton: Any) -> dict[str, Iterable[Buffer]]:
+def encode_joined(mine: EncodedPart, skeleton: Tree) -> dict[str, Iterable[Buffer]]:
     """Return rank 0's files besides its tensors, once the parts of all ranks are joined. ``skeleton`` is that of its part."""
     return _tree_files(mine.objects, mine.opaque, skeleton)
 
 
-def _tree_files(objects: dict[str, Json], opaque: list[object], skeleton: Any) -> dict[str, Iterable[Buffer]]:
+def _tree_files(objects: dict[str, Json], opaque: list[object], skeleton: Tree) -> dict[str, Iterable[Buffer]]:
     told = {name: skeleton.get(name, empty) for name, empty in _PLACES.items()}
     steppers = json.loads(skeleton.get("steppers", "{}"))
     tree = {"steps": skeleton["steps"], "size": skeleton["size"], "objects": objects, **told, "steppers": steppers}

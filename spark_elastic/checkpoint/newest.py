@@ -14,7 +14,7 @@ from spark_elastic.checkpoint.best import Metric, best_first
 from spark_elastic.checkpoint.content import SavedState, decode
 from spark_elastic.checkpoint.directory import CheckpointDirectory
 from spark_elastic.checkpoint.naming import CheckpointName, read_name
-from spark_elastic.checkpoint.skeleton import COMPILED, WRAPPER_MARK, StateDict
+from spark_elastic.checkpoint.skeleton import COMPILED, WRAPPER_MARK, StateDict, Tree
 from spark_elastic.errors import CheckpointError, DamagedError
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def _load_first(
     return None
 
 
-def _state_dicts(value: Any) -> object:
+def _state_dicts(value: Tree) -> object:
     """Replace the ``StateDict``s in a value by their contents; those of modules get the names of the plain module."""
     if type(value) is StateDict:
         return plain_names(_state_dicts(value.content))

@@ -16,7 +16,7 @@ import torch
 
 from spark_elastic._json import Json
 from spark_elastic.checkpoint.directory import FileEntry
-from spark_elastic.checkpoint.skeleton import KeptTensors, Leaf, PartOfDict, map_tree
+from spark_elastic.checkpoint.skeleton import KeptTensors, Leaf, PartOfDict, Tree, map_tree
 from spark_elastic.checkpoint.tree import TreeEncoder
 from spark_elastic.errors import CheckpointError
 
@@ -36,7 +36,7 @@ class Part:
 
     rank: int
     size: int
-    skeleton: Any
+    skeleton: Tree
     tensors: KeptTensors
 
     @property

@@ -9,12 +9,15 @@ import copy
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import cloudpickle
 import torch
 
 from spark_elastic._pickling import dumps_for_peers
+
+# Dicts, lists, tuples and ``StateDict``s of whatever users keep: a tree has a shape that no type can express.
+Tree: TypeAlias = Any
 
 # Immutable, and readable without running code.
 PLAIN = frozenset((int, float, str, bytes, bool, complex, type(None), torch.dtype, torch.device, torch.Size))
@@ -55,10 +58,10 @@ class PartOfDict:
     entries: Mapping[int, object]
 
 
-def map_tree(function: Callable[[object], object], tree: Any) -> Any:
+def map_tree(function: Callable[[object], object], tree: Tree) -> Tree:
     """Copy a tree of dicts, lists, tuples and ``StateDict``s, with ``function`` applied to everything else in it.
 
-    A dict with keys that are not plain values counts as a leaf. The copy has the shape of the tree, which no type can express.
+    A dict with keys that are not plain values counts as a leaf. The copy has the shape of the tree.
     """
     kind: Any = type(tree)
     if kind is StateDict:
@@ -127,7 +130,7 @@ class Kept(Protocol):
     """A commit, as a checkpoint sees it."""
 
     @property
-    def skeleton(self) -> Any:
+    def skeleton(self) -> Tree:
         """The tree of the state, with a ``Leaf`` in place of each tensor."""
         ...
 

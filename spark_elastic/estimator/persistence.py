@@ -17,7 +17,7 @@ import os
 import tempfile
 import warnings
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from pyspark.ml.param import Params
 from pyspark.ml.util import BaseReadWrite, DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
@@ -32,6 +32,7 @@ from spark_elastic.estimator.params import FitParams, Parameterized
 from spark_elastic.estimator.saved_objects import (
     FACTS,
     FORMAT,
+    Metadata,
     SavedObjects,
     load_objects,
     take_files,
@@ -141,14 +142,14 @@ class EstimatorReader(MLReader[P]):
             raise DamagedError(f"{shown(path)} is damaged: its metadata: {type(error).__name__}: {error}") from error
         return instance
 
-    def _restore(self, instance: P, facts: dict[str, object], objects: SavedObjects) -> None:
+    def _restore(self, instance: P, facts: Metadata, objects: SavedObjects) -> None:
         pass
 
 
 class ModelReader(EstimatorReader["ElasticModel"]):
     """Reads what ``ModelWriter`` wrote."""
 
-    def _restore(self, instance: ElasticModel, facts: dict[str, Any], objects: SavedObjects) -> None:
+    def _restore(self, instance: ElasticModel, facts: Metadata, objects: SavedObjects) -> None:
         layout = facts.pop("layout")
         inputs = tuple(Input(**{**entry, "columns": tuple(entry["columns"])}) for entry in layout["inputs"])
         shapes = {name: None if shape is None else tuple(shape) for name, shape in facts.pop("shapes").items()}
@@ -196,9 +197,9 @@ def _class_name(saved: str) -> str:
     return f"{_saved_names.home_of(module, name)}.{name}"
 
 
-def _read_metadata(path: str, context: SparkContext | SparkSession) -> dict[str, Any]:
+def _read_metadata(path: str, context: SparkContext | SparkSession) -> Metadata:
     try:
-        metadata: dict[str, object] = DefaultParamsReader.loadMetadata(path, context)
+        metadata: Metadata = DefaultParamsReader.loadMetadata(path, context)
         return {"class": str(metadata["class"]), **metadata}
     except (ValueError, TypeError, LookupError) as error:
         raise DamagedError(f"{shown(path)} is damaged: its metadata: {error}") from error

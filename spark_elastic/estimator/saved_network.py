@@ -6,14 +6,13 @@ import json
 import os
 import warnings
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 
 from spark_elastic._text import shown
 from spark_elastic.errors import CheckpointError, DamagedError
 from spark_elastic.estimator.files import ArrowFiles, Files
-from spark_elastic.estimator.saved_objects import FACTS, load_objects, take_files
+from spark_elastic.estimator.saved_objects import FACTS, Metadata, load_objects, take_files
 
 
 def load_network(
@@ -41,7 +40,7 @@ def load_network(
     return network.eval()
 
 
-def _metadata(files: Files, url: str) -> dict[str, Any]:
+def _metadata(files: Files, url: str) -> Metadata:
     """Read the line of JSON in the first non-empty file that Spark has written."""
     parts = [name for name in sorted(files.names(f"{url}/metadata")) if name.startswith("part-")]
     text = next((text for name in parts if (text := files.read(f"{url}/metadata/{name}").strip())), b"")

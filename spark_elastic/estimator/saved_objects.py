@@ -12,7 +12,7 @@ import platform
 import tempfile
 import warnings
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, BinaryIO, TypedDict
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, TypedDict
 
 import cloudpickle
 import torch
@@ -33,6 +33,8 @@ FORMAT = 2
 WEIGHTS, CODE = "weights.safetensors", "code.pkl"
 # The key of our own facts in the metadata.
 FACTS = "sparkElastic"
+# The metadata of a saved estimator or model, or our facts in them, as read from JSON.
+Metadata: TypeAlias = dict[str, Any]
 
 
 class SavedObjects(TypedDict, total=False):
@@ -47,7 +49,7 @@ def versions() -> dict[str, Json]:
     return {"spark_elastic": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
 
 
-def take_files(path: str, facts: dict[str, Any]) -> Mapping[str, object]:
+def take_files(path: str, facts: Metadata) -> Mapping[str, object]:
     """Remove format, versions and files from the facts, and return each file's length and checksum (none in the first format).
 
     Raises ``CheckpointError`` for a format of a later release.

@@ -335,7 +335,7 @@ class ElasticTrainer(Trainer):
         if not self._is_at_end():
             self._commit()
 
-    def _evaluate(self, *arguments: Any, **settings: Any) -> Any:
+    def _evaluate(self, *arguments: Any, **settings: Any) -> dict[str, float]:
         """Evaluate after steps and epochs, and at the start of training, but not at the start of a later world."""
         if not self._is_deciding and self.elastic.progress is not None:
             return {}

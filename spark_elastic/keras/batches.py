@@ -17,7 +17,7 @@ Converted: TypeAlias = tuple[Any, ...]
 Convert: TypeAlias = Callable[[Any], Converted]
 
 
-def as_it_is(batch: Any) -> Any:
+def as_it_is(batch: T) -> T:
     """Convert nothing."""
     return batch
 

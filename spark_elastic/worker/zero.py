@@ -157,7 +157,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         self._check_place()
         return self.whole_state_dict(self._gather(self._division))
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, object]) -> None:
         """Load a plain optimizer's state. While it is divided, all ranks have to load the same; each keeps its parts."""
         super().load_state_dict(state_dict)
         assert self._inner is not None

@@ -12,7 +12,7 @@ from typing import Any, TypeGuard, TypeVar
 import numpy
 import torch
 
-from spark_elastic.checkpoint.skeleton import PLAIN, StateDict, has_plain_keys, map_tree
+from spark_elastic.checkpoint.skeleton import PLAIN, StateDict, Tree, has_plain_keys, map_tree
 from spark_elastic.errors import SparkElasticError
 from spark_elastic.worker.module_registers import stepped
 from spark_elastic.worker.state.inference import writing_to
@@ -84,7 +84,7 @@ class Loading:
             return None
         return present if self._first is None else self._first.at(name)
 
-    def _pair(self, present: object, kept: Any, name: str) -> None:
+    def _pair(self, present: object, kept: Tree, name: str) -> None:
         """Note which of the objects here belong to those in a kept tree."""
         kind = type(kept)
         if kind in PLAIN or (self._same and name in self._same):
@@ -115,7 +115,7 @@ class Loading:
             self._shared[name] = loaded
         return loaded
 
-    def _loaded(self, present: object, target: object, kept: Any, name: str) -> object:
+    def _loaded(self, present: object, target: object, kept: Tree, name: str) -> object:
         """Load what is kept of a place into ``target``. What is in it may be in ``present``, which is there now."""
         if isinstance(kept, (StateDict, KeptPart)):
             self._load_stateful(present, kept, name)
@@ -213,7 +213,7 @@ def _member_here(present: object, kept: Enum) -> Enum:
     return kept
 
 
-def _entries(present: object, kept: Any) -> Iterator[tuple[object, object, object]]:
+def _entries(present: object, kept: Tree) -> Iterator[tuple[object, object, object]]:
     """Yield the keys and values of a kept container, with what is at the same place in the present one."""
     if isinstance(kept, dict):
         named = present if isinstance(present, dict) else {}

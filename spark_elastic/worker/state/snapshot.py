@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, TypeVar
 import numpy
 import torch
 
-from spark_elastic.checkpoint.skeleton import PLAIN, Leaf, StateDict, TensorSpec, has_plain_keys, map_tree
+from spark_elastic.checkpoint.skeleton import PLAIN, Leaf, StateDict, TensorSpec, Tree, has_plain_keys, map_tree
 from spark_elastic.data.loader import PositionedLoader
 from spark_elastic.worker.checks.live_memory import memory_in, refuse_live
 from spark_elastic.worker.checks.unsupported import check_functions, check_supported, why_unsupported
@@ -115,7 +115,7 @@ def find_trained_tensors(tree: Mapping[str, object]) -> dict[str, torch.Tensor]:
 def leaves(tree: Mapping[str, object]) -> Iterator[tuple[str, object]]:
     """Yield what is neither a container nor plain, with the name of its place."""
 
-    def look(value: Any, name: str) -> Iterator[tuple[str, object]]:
+    def look(value: Tree, name: str) -> Iterator[tuple[str, object]]:
         kind: object = type(value)
         if kind in (dict, OrderedDict) and has_plain_keys(value):
             for key, entry in value.items():
@@ -373,7 +373,7 @@ class Snapshot:
     """One copy of a state: the skeleton of the part that all ranks share, its tensors, and this rank's own part."""
 
     buffer: TensorBuffer = field(default_factory=TensorBuffer)
-    skeleton: Any = None
+    skeleton: Tree = None
     own: object = None
     # The live objects from which its ``StateDict``s were taken, in order; None if the copy came from another rank.
     objects: list[Stateful] | None = None
@@ -416,7 +416,7 @@ class Snapshot:
             self.pending.wait()
             self.pending = None
 
-    def view(self, copies: bool = True) -> Any:
+    def view(self, copies: bool = True) -> Tree:
         """Return the shared part as it was taken. Its tensors are the snapshot's own and must not be changed.
 
         With ``copies`` False, the same is true of all other objects.
