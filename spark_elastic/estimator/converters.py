@@ -36,13 +36,17 @@ def whole(least: int, most: int = 2**63 - 1) -> Converter[int]:
 
 
 def _whole(least: int, most: int, value: object) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__int__") or isinstance(value, str) or int(value) != value:
+    try:
+        converted = int(value) if hasattr(value, "__int__") and not isinstance(value, (bool, str)) else None
+    except (ValueError, OverflowError):  # NaN and infinity
+        converted = None
+    if converted is None or converted != value:
         raise TypeError(f"must be a whole number, not {value!r}")
-    if value < least:
+    if converted < least:
         raise ValueError(f"must be a whole number from {least} on, not {value!r}")
-    if value > most:
+    if converted > most:
         raise ValueError(f"must be a whole number up to {most}, not {value!r}")
-    return int(value)
+    return converted
 
 
 def number(low: float = -math.inf, high: float = math.inf, *, low_open: bool = False) -> Converter[float]:

@@ -93,14 +93,19 @@ def check_case(frame: DataFrame, names: Iterable[str]) -> None:
 
 
 def check_free(frame: DataFrame, added: Iterable[str]) -> None:
-    """Raise ValueError for a column that ``transform`` adds and the DataFrame already has, in Spark's view of case."""
+    """Raise ValueError for a column that ``transform`` adds twice or the DataFrame already has, in Spark's view of case."""
     fold = str if is_case_sensitive(frame) else str.lower
     there = {fold(name): name for name in frame.columns}
+    made = set()
     for name in added:
         taken = there.get(fold(name))
         if taken is not None:
             alike = "" if taken == name else f", as {taken!r}"
             raise ValueError(f"the output column {name!r} exists already in the DataFrame{alike}")
+        if fold(name) in made:
+            seen = "" if name in made else ", as Spark ignores case"
+            raise ValueError(f"two outputs have the column {name!r}{seen}; give each a name of its own")
+        made |= {fold(name), name}
 
 
 def _hint(name: str, kind: DataType) -> str:
@@ -153,13 +158,13 @@ def _path_of(schema: StructType, name: str) -> Column | None:
 
 
 def check_scalars(schema: StructType, names: Iterable[str], role: str) -> None:
-    """Raise the errors of ``check_columns``, and TypeError for vectors and arrays, too."""
-    names = list(names)
-    check_columns(schema, names, role)
+    """Raise ValueError unless exactly one column has each name; TypeError if it holds anything but one number a row."""
     for name in names:
-        if not _is_number(schema[name].dataType):
-            kind = schema[name].dataType.simpleString()
-            raise TypeError(f"{role}: column {name!r} is {kind}; it must be one number or boolean a row")
+        check_exists(schema, name, role)
+        kind = schema[name].dataType
+        if not _is_number(kind):
+            shown = f"{role}: column {name!r} is {kind.simpleString()}"
+            raise TypeError(f"{shown}; it must be one number or boolean a row{_hint(name, kind)}")
 
 
 def check_orderable(schema: StructType, name: str, role: str) -> None:

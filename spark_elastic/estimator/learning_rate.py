@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame
 from spark_elastic._integers import whole_number
 from spark_elastic._saved_names import saved_as
 from spark_elastic.estimator.callbacks import BatchContext, Callback, EpochContext
+from spark_elastic.estimator.converters import number
 
 if TYPE_CHECKING:
     from spark_elastic.estimator.estimator import ElasticEstimator
@@ -70,8 +71,12 @@ def find_learning_rate(
     estimator: ElasticEstimator, dataset: DataFrame, low: float, high: float, steps: int
 ) -> LearningRates:
     """Run the short fit; see ``ElasticEstimator.find_learning_rate``."""
-    if not 0 < low < high:
-        raise ValueError(f"low and high must be numbers above 0, and low the smaller one, not {low!r} and {high!r}")
+    try:
+        low, high = number(0, low_open=True)(low), number(0, low_open=True)(high)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"low and high: {error}") from None
+    if low >= high:
+        raise ValueError(f"low must be smaller than high, not {low!r} and {high!r}")
     steps = whole_number("steps", steps, 2)
     if isinstance(estimator.value("optimizer"), torch.optim.Optimizer):
         raise ValueError("an optimizer instance has a learning rate of its own; give the optimizer's class")

@@ -342,7 +342,7 @@ def _weighted_mean(loss: Loss, output: torch.Tensor, label: torch.Tensor, weight
     if within is not None:
         values = values.sum(1) / within.clamp(min=TINY)
     else:
-        values = values.sum(1) if getattr(loss, "reduction", "") == "batchmean" else values.mean(1)
+        values = values.sum(1) if _reduction_of(loss) == "batchmean" else values.mean(1)
     return (values * weight).sum() / weight.sum().clamp(min=TINY)
 
 
@@ -356,6 +356,12 @@ def _number(name: str, value: Any, weight: torch.Tensor | None, rows: int) -> fl
         raise TypeError(
             f"metrics: {name!r} must return one number for each row, or one for a batch, such as a mean, not {shown}"
         ) from error
+
+
+def _reduction_of(loss: Loss) -> object:
+    """Return the reduction that a loss was made with; None if it was made with none."""
+    keywords: Mapping[str, object] = getattr(loss, "keywords", {})  # of a functools.partial
+    return getattr(loss, "reduction", keywords.get("reduction"))
 
 
 def _takes_reduction(loss: Callable[..., object]) -> bool:

@@ -79,6 +79,18 @@ class Parameterized(Params):
                 raise TypeError(f"{type(self).__name__}() got an unexpected keyword argument {name!r}{hint}")
         return self._set(**{name: value for name, value in params.items() if value is not None})
 
+    def set(self, param: Param[Any], value: object) -> None:
+        """Set a Param as its setter does, whose checks Spark's own method goes round."""
+        self._shouldOwn(param)
+        self._set(**{param.name: value})
+
+    def _set(self, **params: object) -> Self:
+        """Set Params; None clears them, which leaves the default."""
+        for name, value in params.items():
+            if value is None:
+                self.clear(self.getParam(name))
+        return super()._set(**{name: value for name, value in params.items() if value is not None})
+
     def value(self, name: str) -> Any:
         """Return the value of a Param, or its default, or None."""
         param = self.getParam(name)

@@ -29,6 +29,7 @@ from spark_elastic.estimator.params import CATEGORICAL_COLS, FEATURE_COLS, param
 from spark_elastic.estimator.transform import Finish
 
 if TYPE_CHECKING:
+    from pyspark.ml._typing import ParamMap
     from typing_extensions import Self
 
 
@@ -73,13 +74,21 @@ class PredictionModel(ElasticModel, HasPredictorCols):
     _scored: ClassVar[tuple[str, ...]] = ("predictionCol",)
 
     def _set(self, **params: object) -> Self:
+        # The newer one of the two counts. A copy, which sets all Params one by one, would else feed the older one again.
         if isinstance(name := params.get("featuresCol"), str):
             self._feed([name])
+            self.clear(self.featureCols)
         if params.get("featureCols") is not None:
             self._feed(names(params["featureCols"]))
+            self.clear(self.featuresCol)
         if params.get("categoricalCols") is not None:
             self._feed(names(params["categoricalCols"]), categorical=True)
         return super()._set(**params)
+
+    def copy(self, extra: ParamMap | None = None) -> Self:
+        """Return a copy with Params of its own and the same network. ``extra`` is set after the others."""
+        copied = super().copy()
+        return copied._set(**{entry.name: value for entry, value in (extra or {}).items() if entry in self.params})
 
     def _layout_of_names(self) -> Layout:
         return layout_of(self)
@@ -98,7 +107,8 @@ class PredictionModel(ElasticModel, HasPredictorCols):
     def predict(self, x: object, categories: object = None) -> float | np.ndarray:
         """Predict on the driver: a float for the features of one row, an array for [rows, features].
 
-        x: with ``featureCols``, the numbers of all columns of a row, concatenated.
+        x: with ``featureCols``, the numbers of all columns of a row, concatenated. Rows of any length are a list of lists.
+            Not looked at if the network takes only ``categoricalCols``.
         categories: the indexes of a row, or [rows, columns], if the network takes ``categoricalCols``.
         """
         found, is_row = self._score(x, categories, self._finish({"prediction": 0}))
@@ -110,25 +120,33 @@ class PredictionModel(ElasticModel, HasPredictorCols):
             raise ValueError(
                 "the shape of a row is not known yet: call transform first, or take the model that fit returns"
             )
-        # Doubles distinguish all whole numbers that a network may take. The scorer makes 32-bit floats of the others.
-        features = np.asarray(x.toArray() if hasattr(x, "toArray") else x, dtype=np.float64)
+        given = x.toArray() if hasattr(x, "toArray") else x
+        if self._numeric:
+            columns, is_row = self._numbers_of(given)
+            rows = len(next(iter(columns.values())))
+        else:  # the network takes categories only
+            indexes = np.asarray(categories)
+            columns, is_row = {}, indexes.ndim < 2
+            rows = 1 if is_row else len(indexes)
+        (found,) = self._scorer(finish)({**columns, **self._columns_of(categories, rows)}).values()
+        return found, is_row
+
+    def _numbers_of(self, given: object) -> tuple[dict[str, np.ndarray | list[np.ndarray]], bool]:
+        """Split numbers into columns, and say whether they are those of one row. Raises ValueError if they do not fit."""
         shapes = {name: self.shapes[name] for name in self._numeric}
-        if len(shapes) > 1 and None in shapes.values():
-            raise ValueError(
-                f"rows of {list(shapes)} cannot be told apart, because they have lists of any length: call transform"
-            )
-        known = next(iter(shapes.values())) if len(shapes) == 1 else (self.numFeatures,)
-        shape = known or ()
+        if None in shapes.values():
+            return _lists_of(given, list(shapes))
+        # Doubles distinguish all whole numbers that a network may take. The scorer makes 32-bit floats of the others.
+        features = np.asarray(given, dtype=np.float64)
+        shape = next(iter(shapes.values())) if len(shapes) == 1 else (self.numFeatures,)
+        assert shape is not None
         is_row = features.ndim <= len(shape)
         width, found_width = math.prod(shape), features.size if is_row else math.prod(features.shape[1:])
-        if known is not None and found_width != width:
+        if found_width != width:
             raise ValueError(
                 f"the network takes {width} numbers a row, [{width}] or [rows, {width}], not those of {list(features.shape)}"
             )
-        rows = features.reshape(-1, *shape)
-        columns = {**_divided(rows, shapes), **self._columns_of(categories, len(rows))}
-        (found,) = self._scorer(finish)(columns).values()
-        return found, is_row
+        return {**_divided(features.reshape(-1, *shape), shapes)}, is_row
 
     def _columns_of(self, categories: object, rows: int) -> dict[str, np.ndarray]:
         """Split the indexes of ``rows`` rows into columns. Raises ValueError if they do not fit the network's columns."""
@@ -184,6 +202,16 @@ class PredictionModel(ElasticModel, HasPredictorCols):
 
     def _evaluators(self, columns: Mapping[str, object]) -> dict[str, Evaluator]:
         raise NotImplementedError
+
+
+def _lists_of(given: object, names: list[str]) -> tuple[dict[str, np.ndarray | list[np.ndarray]], bool]:
+    """Return a column of rows of any length, and whether a single row was given. Raises ValueError if there are more columns."""
+    if len(names) > 1:
+        raise ValueError(f"rows of {names} cannot be told apart, because they have lists of any length: call transform")
+    listed = list(given)  # type: ignore[call-overload]
+    is_row = not listed or np.ndim(listed[0]) == 0
+    rows: list[np.ndarray] = [np.asarray(row, dtype=np.float64) for row in ([listed] if is_row else listed)]
+    return {names[0]: rows}, is_row
 
 
 def _divided(rows: np.ndarray, shapes: Mapping[str, tuple[int, ...] | None]) -> dict[str, np.ndarray]:

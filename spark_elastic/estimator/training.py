@@ -151,6 +151,7 @@ class Trainer:
             state.best = kept_weights(state.best)
         if state.callbacks_given != self.plan.callbacks_given:  # the run continues with other callbacks
             state.callbacks, state.callbacks_given = self.plan.callbacks, self.plan.callbacks_given
+            state.best = None  # what the others have kept
         if state.epoch == 0 and state.step == 0:
             torch.manual_seed((self.plan.seed * 1009 + se.rank()) % 2**63)  # dropout masks differ between ranks
         self.callbacks.begin(state)

@@ -199,3 +199,12 @@ def test_a_fit_refuses_output_columns_that_the_frame_has_already_before_it_train
     classifier = TorchClassifier(model=nn.Linear(2, 2), featuresCol="x", labelCol="y", probabilityCol="w", epochs=1)
     with pytest.raises(ValueError, match="the output column 'w' exists already"):
         classifier.fit(frame)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("prediction", "'prediction'; give"), ("Prediction", ", as Spark ignores case")]
+)
+def test_a_fit_refuses_two_outputs_of_one_name_before_it_trains(frame: Any, name: str, said: str) -> None:
+    classifier = TorchClassifier(model=nn.Linear(2, 2), featuresCol="x", labelCol="y", rawPredictionCol=name, epochs=1)
+    with pytest.raises(ValueError, match=f"two outputs have the column .*{said}"):
+        classifier.fit(frame)

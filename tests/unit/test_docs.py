@@ -72,7 +72,8 @@ def names_in(module: str) -> set[str]:
     return {f"spark_elastic.{module}.{name}" for name in ast.literal_eval(values[0])}
 
 
-# Methods without an underscore, by the class that has them, that other modules of ours call and no user does.
+# Methods without an underscore, by the class that has them, that other modules of ours call and no user does, or that
+# Spark describes.
 OURS = {
     "DistributedDataParallel": {
         *("attach", "compare", "detach", "follow_content", "follow_rows", "forget_rows", "forward", "has_rows_set"),
@@ -83,7 +84,7 @@ OURS = {
     "LocalCluster": {"acquire", "is_closed", "pids", "release", "start", "unwatch", "vacate", "watch"},
     "Manifest": {"decode", "encode", "name"},
     "NGram": {"columns", "columns_at", "describe", "starts"},
-    "Parameterized": {"value"},
+    "Parameterized": {"set", "value"},
     "PositionedLoader": {
         *("balance", "confirm", "measured", "report", "set_world", "shards", "tracker"),
     },

@@ -14,7 +14,7 @@ from worker_stage import Stage
 import spark_elastic as se
 from spark_elastic.errors import NotFiniteLossError
 from spark_elastic.estimator.callback_runner import _does
-from spark_elastic.estimator.callbacks import EarlyStopping, EpochContext
+from spark_elastic.estimator.callbacks import BestModel, EarlyStopping, EpochContext
 from spark_elastic.estimator.converters import callback_list
 from spark_elastic.estimator.fit_state import FitState, history_of
 from spark_elastic.estimator.plan import TrainingPlan
@@ -145,12 +145,12 @@ class StopAfter:
             ctx.stop()
 
 
-def go_on(state: Any, plan: TrainingPlan) -> list[int]:
+def go_on(state: Any, plan: TrainingPlan) -> list[int | None]:
     """Let another plan's trainer go on with a state, as from a checkpoint; return what the callbacks have noted in all."""
     trainer = Trainer(plan)
     trainer.model, trainer.optimizer, trainer.loader = state.model, state.optimizer, state.loader
     se.elastic(trainer.run)(state)
-    return [entry["left"] for entry in history_of(state)]
+    return [entry.get("left") for entry in history_of(state)]
 
 
 def test_a_run_that_a_callback_has_stopped_goes_on_where_more_epochs_are_wanted_and_with_the_callbacks_given(
@@ -162,3 +162,16 @@ def test_a_run_that_a_callback_has_stopped_goes_on_where_more_epochs_are_wanted_
     assert go_on(state, plan(dataset, epochs=4, callbacks=[StopAfter(2)])) == [1, 0]
     assert go_on(state, plan(dataset, epochs=6, callbacks=[StopAfter(2)])) == [1, 0, -1, -2, -3, -4]
     assert go_on(state, plan(dataset, epochs=9, callbacks=[StopAfter(1)])) == [1, 0, -1, -2, -3, -4, 0]
+
+
+@pytest.mark.parametrize("others", [[], [EarlyStopping("loss")]])
+def test_a_model_that_a_callback_has_kept_is_not_the_result_of_a_run_that_goes_on_without_it(
+    dataset: str, others: list[Any]
+) -> None:
+    best = BestModel("loss")
+    state = Trainer(plan(dataset, epochs=1, callbacks=[best])).make_state()
+    for _ in range(2):
+        go_on(state, plan(dataset, epochs=1, callbacks=[best]))
+        assert state.best is not None, "a fit that goes on with the same callbacks keeps it"
+    go_on(state, plan(dataset, epochs=2, callbacks=others))
+    assert state.best is None

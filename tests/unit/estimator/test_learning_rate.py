@@ -107,7 +107,8 @@ def test_the_estimator_stays_as_it_is_and_its_copy_is_trained_for_so_many_steps(
 
 @pytest.mark.parametrize(
     ("arguments", "error"),
-    [((0.0, 1.0, 9), "low and high must be numbers above 0"), ((1.0, 0.1, 9), "low the smaller one, not 1.0 and 0.1"),
+    [((0.0, 1.0, 9), "low and high: must be a number above 0, not 0.0"), ((1.0, 0.1, 9), "smaller than high, not 1.0 and 0.1"),
+     ((0.1, math.inf, 9), "low and high: must be a number above 0, not inf"),
      ((0.1, 1.0, 1), "steps must be a whole number from 2 on, not 1")],
 )  # fmt: skip
 def test_wrong_arguments_are_named(arguments: tuple[float, float, int], error: str) -> None:

@@ -8,9 +8,11 @@ from typing import Any
 import cloudpickle
 import pytest
 import torch
+from torch import nn
 from unstarted_fits import classifier_model, make, recipe
 
 from spark_elastic.estimator import TorchClassificationModel, TorchModel, TorchRegressionModel
+from spark_elastic.estimator.layout import Input, Layout
 from spark_elastic.estimator.persistence import ModelWriter
 
 
@@ -76,3 +78,20 @@ def test_a_model_can_be_told_to_score_other_columns() -> None:
     classifier = classifier_model(2)
     classifier.setFeaturesCol("other")
     assert classifier.layout.features == ["other"]
+
+
+@pytest.mark.parametrize("trained", [{"featuresCol": "f"}, {"featureCols": ["f"]}])
+def test_the_features_that_were_named_last_count_in_copies_too(trained: dict[str, Any]) -> None:
+    layout = Layout((Input(None, ("f",)),), ("y",))
+    model = TorchRegressionModel(nn.Linear(2, 1), **trained).describe(layout=layout, shapes={"f": (2,)}, widths=[0])
+    several, one, by_param = model.copy(), model.copy(), model.copy()
+    several.setFeatureCols(["g"])
+    one.setFeaturesCol("g")
+    by_param.set(by_param.featureCols, ["g"])
+    for told in (several, one, by_param):
+        assert told.layout.features == told.copy().layout.features == ["g"]
+    as_param = model.copy({model.featureCols: ["g"]})
+    assert as_param.layout.features == ["g"]
+    assert as_param.copy({as_param.predictionCol: "p"}).layout.features == ["g"]
+    assert model.copy({model.featuresCol: "h"}).copy().layout.features == ["h"]
+    assert model.layout.features == ["f"]

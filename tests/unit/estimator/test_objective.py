@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,6 +30,12 @@ def test_ignored_labels_are_refused_where_rows_cannot_be_weighted_by_what_a_loss
         refuse_ignored([(entropy, output, label), (entropy, output, ignored)], ["a", "b"])
     with pytest.raises(DataError, match="of column 'a' that are 7"):
         refuse_ignored([(nn.CrossEntropyLoss(ignore_index=7), output, torch.tensor([0, 7]))], ["a"])
+
+
+def test_weights_of_one_change_nothing_however_a_loss_takes_its_reduction() -> None:
+    output, label = torch.randn(4, 3).log_softmax(1), torch.rand(4, 3)
+    for loss in (nn.KLDivLoss(reduction="batchmean"), partial(nn.functional.kl_div, reduction="batchmean")):
+        assert module._weighted_mean(loss, output, label, torch.ones(4)) == pytest.approx(loss(output, label).item())
 
 
 class OfItsOwnRows:

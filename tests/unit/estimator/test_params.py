@@ -73,6 +73,22 @@ def test_stages_are_pickled_by_plain_pickle_as_other_tools_do(kind: Any) -> None
         again.setParams(transformBatchSize="x")
 
 
+@pytest.mark.parametrize("odd", [float("inf"), float("nan"), "3", True, 2.5])
+def test_what_is_no_whole_number_is_refused_by_the_name_of_the_param(odd: object) -> None:
+    with pytest.raises(TypeError, match="epochs: must be a whole number, not"):
+        TorchEstimator(epochs=odd)
+
+
+def test_none_clears_a_param_however_it_is_set() -> None:
+    estimator = TorchEstimator(epochs=3, learningRate=0.5)
+    estimator.setEpochs(None)
+    estimator.set(estimator.learningRate, None)
+    assert (estimator.getEpochs(), estimator.getLearningRate()) == (1, None)
+    assert TorchEstimator(epochs=3).copy({TorchEstimator.epochs: None}).getEpochs() == 3, "another class's Param"
+    other = TorchEstimator(epochs=3)
+    assert other.copy({other.epochs: None}).getEpochs() == 1
+
+
 SETTINGS = {
     "model": torch.nn.Linear(1, 1), "modelFn": torch.nn.Linear, "modelParams": {"in_features": 1}, "optimizer": torch.optim.SGD,
     "optimizerParams": {"momentum": 0.5}, "learningRate": 0.5, "loss": torch.nn.L1Loss(), "stratifyCol": "n",

@@ -59,6 +59,32 @@ def test_a_row_of_several_columns_is_their_numbers_one_after_the_other() -> None
         of_three.predict([1, 2, 3], [1])
 
 
+class Bag(nn.Module):
+    """The sum of a row's numbers, and how many it has."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([row.sum() + 10 * len(row) for row in x.unbind()])
+
+
+def test_a_row_of_any_length_is_a_list_and_rows_are_a_list_of_lists() -> None:
+    of_lists = TorchRegressionModel(Bag(), featuresCol="x").describe(
+        layout=Layout((Input(None, ("x",)),), ("y",)), shapes={"x": None}, widths=[0]
+    )
+    assert of_lists.predict([1.0, 2.0]) == 23.0
+    assert of_lists.predict(np.ones(3)) == 33.0
+    assert of_lists.predict([[1.0], [2.0, 3.0], []]).tolist() == [11.0, 25.0, 0.0]  # type: ignore[union-attr]
+
+
+def test_a_network_of_categories_alone_takes_no_numbers() -> None:
+    codes = TorchRegressionModel(nn.EmbeddingBag(3, 1), categoricalCols=["a", "b"]).describe(
+        layout=Layout((Input(None, ("a", "b"), "int64", categorical=True),), ("y",)),
+        shapes={"a": (), "b": ()},
+        widths=[0],
+    )
+    assert isinstance(codes.predict(None, [0, 1]), float)
+    assert np.shape(codes.predict(None, [[0, 1], [1, 2], [2, 0]])) == (3,)
+
+
 def test_a_row_is_a_number_and_rows_are_an_array() -> None:
     of_two, of_one = model((2,)), model(())
     expected = of_two.model(torch.ones(1, 2)).item()
