@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
+
+Closure = Callable[..., object]
 
 # Where torch calls the hooks, in a function of this name around the step.
 _FILE, _NAME = inspect.getfile(torch.optim.Optimizer), "wrapper"
@@ -25,3 +28,20 @@ def is_of_base_class(optimizer: torch.optim.Optimizer) -> bool:
         if code.co_name == _NAME and code.co_filename == _FILE and frame.f_locals.get("self") is optimizer:
             callers += 1
     return callers > 1
+
+
+def forget_scale(optimizer: torch.optim.Optimizer) -> None:
+    """Take away what a ``GradScaler`` leaves on an optimizer whose step has raised: it would count again in the next step."""
+    for name in ("grad_scale", "found_inf"):
+        vars(optimizer).pop(name, None)
+
+
+def with_closure(
+    args: Sequence[object], kwargs: Mapping[str, object], replace: Callable[[Closure], Closure]
+) -> tuple[tuple[object, ...], dict[str, object]] | None:
+    """Return the arguments of a step, as a hook sees them, with another closure; None if the step was given none."""
+    own, *others = args
+    if others and callable(others[0]):
+        return (own, replace(others[0]), *others[1:]), dict(kwargs)
+    closure = kwargs.get("closure")
+    return (tuple(args), {**kwargs, "closure": replace(closure)}) if callable(closure) else None

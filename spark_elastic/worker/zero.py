@@ -18,6 +18,7 @@ import torch.distributed as dist
 from spark_elastic.errors import RanksDifferError, SparkElasticError
 from spark_elastic.worker.context import current_world
 from spark_elastic.worker.job import current_job
+from spark_elastic.worker.memory_layout import laid_out
 from spark_elastic.worker.state.snapshot import find_objects
 from spark_elastic.worker.world import translated_errors
 
@@ -139,7 +140,9 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         self._check_place()
         compared = self._choose_compared()
         before = _pieces(compared)
+        had = self._own_gradients()
         self._update()
+        self._check_gradients(had)
         updated = _pieces(compared)
         if self._division is not None:
             self._share(self._division)
@@ -212,7 +215,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         if held is not None:
             parameters = self.parameters
             self.state.clear()
-            self.state.update({parameters[n]: _laid_out(held[n], parameters[n]) for n in sorted(held)})
+            self.state.update({parameters[n]: laid_out(held[n], parameters[n]) for n in sorted(held)})
         self._drop()
 
     def undivide(self) -> None:
@@ -319,6 +322,28 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
                     "ZeroRedundancyOptimizer, or clip before the step)"
                 )
 
+    def _own_gradients(self) -> dict[torch.Tensor, bool | None]:
+        """Find the parameters that this rank updates, and at steps 1, 2, 4, 8 … whether the first has a gradient besides 0."""
+        if self._division is None:
+            return {}
+        own: dict[torch.Tensor, bool | None] = {
+            parameter: None
+            for number, parameter in enumerate(self.parameters)
+            if parameter.grad is not None and self._is_mine(number)
+        }
+        first = next(iter(own), None)
+        if first is not None and first.grad is not None and not first.grad.is_sparse and self._steps.bit_count() == 1:
+            own[first] = bool(first.grad.any())
+        return own
+
+    def _check_gradients(self, had: Mapping[torch.Tensor, bool | None]) -> None:
+        """Raise ``SparkElasticError`` if the plain optimizer has cleared gradients: those of the others would add up."""
+        if any(each.grad is None or (was_any and not each.grad.any()) for each, was_any in had.items()):
+            raise SparkElasticError(
+                f"{type(self._inner).__name__} clears gradients in its step, which is given only some of the parameters on each "
+                "rank: leave that to zero_grad() in your loop, or use it without ZeroRedundancyOptimizer"
+            )
+
     def _share(self, division: Division) -> None:
         """Send the weights that were updated here to all ranks, and receive the others."""
         works, together = [], dict[tuple[int, torch.dtype, torch.device], list[torch.Tensor]]()
@@ -364,7 +389,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
                         dist.broadcast(room, owner)
                         whole[number][name] = room
         parameters = self.parameters
-        return {number: _laid_out(state, parameters[number]) for number, state in whole.items()}
+        return {number: laid_out(state, parameters[number]) for number, state in whole.items()}
 
 
 def _pieces(weights: Iterable[torch.Tensor]) -> list[torch.Tensor]:
@@ -388,18 +413,6 @@ class _Outline:
 
     def room(self) -> torch.Tensor:
         return torch.empty(self.shape, dtype=self.dtype, device=self.device)
-
-
-def _laid_out(state: Mapping[str, object], parameter: torch.Tensor) -> dict[str, object]:
-    """Give tensors the parameter's memory layout, on which the last bits of a step depend."""
-    strides = torch.empty_like(parameter, device="meta").stride()
-
-    def lay_out(value: object) -> object:
-        if not isinstance(value, torch.Tensor) or value.shape != parameter.shape or value.stride() == strides:
-            return value
-        return torch.empty_like(parameter, dtype=value.dtype, device=value.device, requires_grad=False).copy_(value)
-
-    return {name: lay_out(value) for name, value in state.items()}
 
 
 def is_part(optimizer: torch.optim.Optimizer) -> bool:

@@ -14,7 +14,9 @@ import torch
 
 from spark_elastic.checkpoint.skeleton import PLAIN, StateDict, Tree, has_plain_keys, map_tree
 from spark_elastic.errors import SparkElasticError
+from spark_elastic.worker.memory_layout import laid_out
 from spark_elastic.worker.module_registers import stepped
+from spark_elastic.worker.optimizer_steps import forget_scale
 from spark_elastic.worker.state.inference import writing_to
 from spark_elastic.worker.state.places import Places
 from spark_elastic.worker.state.snapshot import KeptPart, Stateful, cloned, has_state_dict
@@ -290,7 +292,8 @@ def load_state_dict(target: Stateful, kept: Any) -> None:
             target.undivide()  # it is divided again once all ranks have the whole state
         if not _overwrite(target, kept):
             target.load_state_dict(cloned(kept))
-            _undo_casts(target, kept)
+            _undo_changes(target, kept)
+        forget_scale(target)
         target.zero_grad(set_to_none=True)
     elif isinstance(target, torch.nn.Module):
         switch_as_noted(target, kept)
@@ -362,14 +365,15 @@ def _named_as_here(module: torch.nn.Module, kept: Mapping[str, T]) -> Mapping[st
     return kept
 
 
-def _undo_casts(optimizer: torch.optim.Optimizer, kept: Mapping[str, object]) -> None:
-    """Give an optimizer's state back the dtypes it was kept with, because torch casts it to those of the parameters."""
+def _undo_changes(optimizer: torch.optim.Optimizer, kept: Mapping[str, object]) -> None:
+    """Give an optimizer's state back the dtypes that it had, which torch makes those of the parameters, and its layouts."""
     if not isinstance(kept, dict) or not {"state", "param_groups"} <= set(kept):
         return  # the optimizer's state dict has a format of its own
     numbers = [number for group in kept["param_groups"] for number in group["params"]]
     for number, parameter in zip(numbers, stepped(optimizer), strict=True):
         if number in kept["state"] and parameter in optimizer.state:
-            optimizer.state[parameter] = _with_dtypes_of(kept["state"][number], optimizer.state[parameter])
+            state = _with_dtypes_of(kept["state"][number], optimizer.state[parameter])
+            optimizer.state[parameter] = laid_out(state, parameter) if isinstance(state, dict) else state
 
 
 def _with_dtypes_of(kept: object, loaded: object) -> object:

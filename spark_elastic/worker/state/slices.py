@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from spark_elastic.checkpoint.skeleton import TensorSpec
+from spark_elastic.worker.checks.fingerprint import sums_of_bits
 from spark_elastic.worker.state.snapshot import TensorBuffer
 
 
@@ -88,6 +89,10 @@ class SliceBuffer:
         if self._views:
             with torch.no_grad():
                 torch._foreach_copy_(self._views, self._parts(tensors), non_blocking=True)
+
+    def match(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether the slices have the bits of the tensors, all of which are given. Waits for a GPU."""
+        return not self._views or sums_of_bits(self._views) == sums_of_bits(self._parts(tensors))
 
     def copy_to(self, room: TensorBuffer) -> None:
         """Copy the slices to where they belong in room for the whole tensors."""

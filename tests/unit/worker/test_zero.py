@@ -233,6 +233,42 @@ def test_an_optimizer_that_couples_parameters_is_noticed_where_two_ranks_update_
     assert all("updated the same parameters with Coupled and got different weights" in each for each in told)
 
 
+class Dropping(torch.optim.SGD):
+    """Drops the gradients that it has used."""
+
+    def step(self, closure: Any = None) -> Any:
+        super().step(closure)
+        self.zero_grad()
+
+
+class Zeroing(torch.optim.SGD):
+    """Sets the gradients that it has used to 0."""
+
+    def step(self, closure: Any = None) -> Any:
+        super().step(closure)
+        self.zero_grad(set_to_none=False)
+
+
+def step_clearing(folder: Path, rank: int, kind: Any) -> str:
+    model = DistributedDataParallel(net())
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), kind, lr=0.1)
+    with world(folder, rank, 3, [model]):
+        for division in (None, divided(rank, 3)):
+            optimizer.divide(division)
+            model(torch.ones(4, 8)).square().mean().backward()
+            try:
+                optimizer.step()
+            except SparkElasticError as error:
+                return "" if division is None else str(error)
+    return ""
+
+
+@pytest.mark.parametrize("kind", [Dropping, Zeroing])
+def test_an_optimizer_that_clears_gradients_is_refused_where_it_would_clear_only_some(kind: Any) -> None:
+    told = on_ranks(3, step_clearing, kind)
+    assert [each.partition(",")[0] for each in told] == [f"{kind.__name__} clears gradients in its step"] * 3
+
+
 def step_without_averaging(folder: Path, rank: int, size: int) -> list[int]:
     """Return the numbers of the steps at which a difference was noticed."""
     model = DistributedDataParallel(net())

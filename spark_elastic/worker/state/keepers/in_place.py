@@ -24,7 +24,7 @@ from spark_elastic.checkpoint.skeleton import PLAIN, StateDict
 from spark_elastic.errors import HostsUpdatedInterrupt, TrainingCodeError, WorkerLostError
 from spark_elastic.worker.job import current_job, present_world
 from spark_elastic.worker.module_registers import same_objects, stepped
-from spark_elastic.worker.optimizer_steps import is_of_base_class
+from spark_elastic.worker.optimizer_steps import Closure, forget_scale, is_of_base_class, with_closure
 from spark_elastic.worker.state.inference import writing_to
 from spark_elastic.worker.state.keepers.copies import PartlyCopied
 from spark_elastic.worker.state.keepers.keeper import Content, Tell
@@ -190,9 +190,32 @@ class StepGuard:
         hook = (self._hooks or {}).get(optimizer)
         return hook is not None and hook.id in (hook.hooks_dict_ref() or ())
 
-    def _step_of_own(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
-        if not is_of_base_class(optimizer):
+    def _step_of_own(
+        self, optimizer: torch.optim.Optimizer, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> tuple[tuple[object, ...], dict[str, object]] | None:
+        if is_of_base_class(optimizer):
+            return None
+        # Torch's own optimizers change nothing before they have called a closure for the first time.
+        is_torchs = type(optimizer).__module__.startswith("torch.optim.")
+        changed = with_closure(args, kwargs, self._step_after) if is_torchs else None
+        if changed is None:
             self._step(is_own=True)
+        return changed
+
+    def _step_after(self, closure: Closure) -> Closure:
+        """Return a closure whose first return, with gradients that have been reduced, begins the step."""
+        is_first = True
+
+        @functools.wraps(closure)
+        def call(*args: object, **kwargs: object) -> object:
+            nonlocal is_first
+            loss = closure(*args, **kwargs)
+            if is_first:
+                is_first = False
+                self._step(is_own=True)
+            return loss
+
+        return call
 
     def _step(self, is_own: bool = False) -> None:
         job = current_job()
@@ -235,6 +258,7 @@ class SmallPart(KeptPart):
         assert isinstance(target, torch.optim.Optimizer), target
         for group, settings in zip(target.param_groups, self.content, strict=True):
             group.update(settings)
+        forget_scale(target)
         target.zero_grad(set_to_none=True)
 
 

@@ -364,6 +364,11 @@ class Sharded(Keeper):
         live = self._live
         return live is not None and self._bits is not None and self._bits == sums_of_bits(live)
 
+    def _is_live(self) -> bool:
+        """Whether the live tensors are those of the current commit, as far as this rank's slices tell. Others have the rest."""
+        live = self._live  # versions do not show changes through ``.data``
+        return live is not None and self._versions == _versions(live) and self._current.slices.match(live)
+
     def _slice(self, number: int, of: int) -> list[torch.Tensor]:
         """Return a slice of the current commit. This rank has to hold it."""
         kept = self._current.slices
@@ -388,7 +393,7 @@ class Sharded(Keeper):
 
     def _live_whole(self) -> Snapshot:
         """Return the whole current commit, uncopied. Raises ``SparkElasticError`` if it is no longer here."""
-        if not self._holds_all and (self._live is None or self._versions != _versions(self._live)):
+        if not self._holds_all and not self._is_live():
             raise SparkElasticError(
                 f'commit="{self.name}": weights have changed since the last commit(), which this rank has no whole copy of to '
                 "write to a durable checkpoint; commit after the last change"

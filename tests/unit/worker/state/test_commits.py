@@ -327,12 +327,12 @@ def test_in_place_a_step_after_a_swallowed_interrupt_raises_it_again_ahead_of_th
         state.epoch = 1
         guard = state._keeper.guard  # type: ignore[attr-defined]
         with pytest.raises(HostsUpdatedInterrupt):
-            guard._step_of_own(optimizer, (), {})
+            guard._step_of_own(optimizer, (optimizer,), {})
         state.restore()
         assert (state.epoch, stage.control.commit) == (0, CommitId(1, 2))
         stage.control.is_interrupted = False
         stage.begin(state)
-        guard._step_of_own(optimizer, (), {})
+        guard._step_of_own(optimizer, (optimizer,), {})
 
 
 @pytest.mark.parametrize("call", ["commit", "check_host_updates"])

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from spark_elastic.checkpoint.skeleton import map_tree
 from spark_elastic.errors import SparkElasticError
 from spark_elastic.worker.state.loading import Loading, load_state_dict
 from spark_elastic.worker.state.snapshot import cloned
@@ -262,3 +263,40 @@ def test_an_object_of_a_class_that_pickle_calls_by_a_shorter_name_is_loaded_in_p
     loaded = dict(Loading().load({"counted": present}, {"counted": kept}))
     assert loaded["counted"] is present
     assert (present.value, kept.value) == (2, 2)
+
+
+def test_moments_of_a_channels_last_weight_have_its_layout_in_an_optimizer_that_has_made_no_step() -> None:
+    """A fused step reads both in the order of memory."""
+
+    def made() -> tuple[torch.nn.Parameter, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        weight = torch.nn.Parameter(torch.randn(4, 3, 2, 2).contiguous(memory_format=torch.channels_last))
+        return weight, torch.optim.Adam([weight], lr=0.1, fused=True)
+
+    def step(weight: torch.nn.Parameter, optimizer: torch.optim.Optimizer, seed: int) -> None:
+        weight.grad = torch.randn(4, 3, 2, 2, generator=torch.Generator().manual_seed(seed)).contiguous(
+            memory_format=torch.channels_last
+        )
+        optimizer.step()
+
+    weight, optimizer = made()
+    step(weight, optimizer, 1)
+    kept = map_tree(
+        lambda value: value.clone(memory_format=torch.contiguous_format) if isinstance(value, torch.Tensor) else value,
+        optimizer.state_dict(),
+    )
+    other, fresh = made()
+    with torch.no_grad():
+        other.copy_(weight)
+    load_state_dict(fresh, kept)
+    for each, stepping in ((weight, optimizer), (other, fresh)):
+        step(each, stepping, 2)
+    assert torch.equal(weight, other)
+
+
+def test_what_a_scaler_has_left_on_an_optimizer_in_mid_step_goes() -> None:
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizer: Any = torch.optim.SGD([weight], lr=0.1)
+    optimizer.grad_scale, optimizer.found_inf = torch.tensor(64.0), torch.tensor(0.0)
+    load_state_dict(optimizer, optimizer.state_dict())
+    assert not {"grad_scale", "found_inf"} & vars(optimizer).keys()

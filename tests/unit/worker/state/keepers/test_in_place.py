@@ -535,3 +535,78 @@ def test_who_trains_on_alone_once_the_job_has_finished_needs_no_commits(stage: S
     for _ in range(2):
         step(state)
     assert not torch.equal(weights(state), before)
+
+
+def by_closure(state: TorchState, fails: bool = False) -> Callable[[], torch.Tensor]:
+    def closure() -> torch.Tensor:
+        state.optimizer.zero_grad()
+        loss: torch.Tensor = state.model(torch.randn(4, 50)).square().sum()
+        if fails:
+            raise WorkerLostError("a reduction has failed")
+        loss.backward()
+        return loss
+
+    return closure
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_loss_in_a_closure_comes_before_the_step_of_an_optimizer_of_torchs(stage: Stage, named: bool) -> None:
+    state = make()
+    stage.begin(state)
+    for _ in range(2):
+        assert state.optimizer.step(by_closure(state)).dim() == 0
+        assert state._keeper.has_stepped
+        state.commit()
+    held, failing = weights(state), by_closure(state, fails=True)
+    with pytest.raises(WorkerLostError, match="a reduction has failed"):
+        state.optimizer.step(closure=failing) if named else state.optimizer.step(failing)
+    assert state._keeper.can_go_back()
+    state.restore()
+    assert torch.equal(weights(state), held)
+
+
+def test_a_world_that_breaks_in_a_closure_ends_the_step_before_it_changes_anything(stage: Stage) -> None:
+    state = make()
+    stage.begin(state)
+    step(state)
+    state.commit()
+    held = weights(state)
+
+    def closure() -> torch.Tensor:
+        loss = by_closure(state)()
+        stage.broken = True
+        return loss
+
+    with pytest.raises(WorkerLostError, match="is broken"):
+        state.optimizer.step(closure)
+    assert not state._keeper.has_stepped
+    assert torch.equal(weights(state), held)
+
+
+class Ascending(torch.optim.SGD):
+    """Moves the weights before it calls the closure, as sharpness-aware optimizers do."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for weight in group["params"]:
+                weight.data.add_(1.0)
+        return super().step(closure)
+
+
+def test_another_optimizer_may_change_weights_before_it_calls_its_closure(stage: Stage) -> None:
+    state = make()
+    state.optimizer = Ascending(state.model.parameters(), lr=0.1)
+    stage.begin(state)
+    state.commit()
+    with pytest.raises(WorkerLostError):
+        state.optimizer.step(by_closure(state, fails=True))
+    assert not state._keeper.can_go_back()
+
+
+def test_what_a_scaler_has_left_on_an_optimizer_whose_step_did_not_begin_does_not_count_again() -> None:
+    state = make()
+    step(state)
+    state.commit()
+    state.optimizer.grad_scale, state.optimizer.found_inf = torch.tensor(64.0), torch.tensor(0.0)
+    state.restore()
+    assert not {"grad_scale", "found_inf"} & vars(state.optimizer).keys()

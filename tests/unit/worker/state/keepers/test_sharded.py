@@ -280,7 +280,10 @@ def test_all_ranks_write_the_commit_that_they_have_agreed_on_and_the_last_one_if
     assert begun[1:] == ([(CommitId(1, 4), 4, "the last part")] if lacks else [])
 
 
-def test_a_rank_that_has_no_part_of_the_last_commit_any_more_says_so_only_to_rank_0(stage: Stage) -> None:
+@pytest.mark.parametrize("through_data", [False, True])
+def test_a_rank_that_has_no_part_of_the_last_commit_any_more_says_so_only_to_rank_0(
+    stage: Stage, through_data: bool
+) -> None:
     told: list[tuple[str, str]] = []
     checkpoints = SimpleNamespace(
         metric=None, restore=lambda device: None, is_due=lambda: False, wait=lambda is_over: None,
@@ -290,8 +293,9 @@ def test_a_rank_that_has_no_part_of_the_last_commit_any_more_says_so_only_to_ran
     state = divided(stage, checkpoints)
     state.commit()
     stage.world.rank = 1
-    with torch.no_grad():
-        state.model[0].weight.mul_(2.0)  # after the last commit, which may be durable
+    with torch.no_grad():  # after the last commit, which may be durable
+        for weight in state.model.parameters():
+            (weight.data if through_data else weight).mul_(2.0)
     state._leave(stage.world)
     ((file, error),) = told
     assert file == "tensors-00002-of-00004.safetensors"
