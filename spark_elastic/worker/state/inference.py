@@ -32,3 +32,8 @@ def writing_to(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
     """Record no gradients, and allow writing to these tensors even if some of them were made in inference mode."""
     with torch.inference_mode(any(tensor.is_inference() for tensor in tensors)), torch.no_grad():
         yield
+
+
+def versions_of(tensors: Iterable[torch.Tensor]) -> list[int]:
+    """Return numbers that writes to the tensors change. Those that were made in inference mode have none."""
+    return [0 if tensor.is_inference() else tensor._version for tensor in tensors]

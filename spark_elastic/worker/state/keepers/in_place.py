@@ -14,20 +14,22 @@ import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from spark_elastic.checkpoint.skeleton import PLAIN, StateDict
-from spark_elastic.errors import HostsUpdatedInterrupt, TrainingCodeError, WorkerLostError
+from spark_elastic.checkpoint.skeleton import PLAIN, Lender, StateDict
+from spark_elastic.errors import HostsUpdatedInterrupt, SparkElasticError, TrainingCodeError, WorkerLostError, final
 from spark_elastic.worker.job import current_job, present_world
 from spark_elastic.worker.module_registers import same_objects, stepped
 from spark_elastic.worker.optimizer_steps import Closure, forget_scale, is_of_base_class, with_closure
 from spark_elastic.worker.state.inference import writing_to
-from spark_elastic.worker.state.keepers.copies import PartlyCopied
+from spark_elastic.worker.state.keepers.copies import PartlyCopied, WholeCopies
 from spark_elastic.worker.state.keepers.keeper import Content, Tell
+from spark_elastic.worker.state.keepers.stepped import SteppedWeights
 from spark_elastic.worker.state.keepers.unstepped import UnsteppedWeights
 from spark_elastic.worker.state.pending_copy import PendingCopy
 from spark_elastic.worker.state.places import Places
@@ -61,6 +63,7 @@ class InPlace(PartlyCopied):
     def __init__(self) -> None:
         super().__init__()
         self._unstepped = UnsteppedWeights()
+        self._stepped = SteppedWeights()
         self.guard = StepGuard(check_world, self._unstepped.is_uncopied)
 
     def template_of(
@@ -75,6 +78,7 @@ class InPlace(PartlyCopied):
         optimizers = _optimizers_in(content["objects"])
         self.guard.follow(optimizers)
         self._unstepped.watch(optimizers)
+        self._stepped.note(optimizers)
         return super().take(content, places, own)
 
     def keep_live(self) -> None:
@@ -119,6 +123,21 @@ class InPlace(PartlyCopied):
         if isinstance(value, torch.nn.Module):
             return small_module(value, self._unstepped.to_copy)
         return small_part(value) if isinstance(value, torch.optim.Optimizer) else super().part_of(value)
+
+    def lend(self, values: Mapping[str, object]) -> Lender:
+        return WholeCopies(self.snapshots, partial(self._copy_unchanged, values))
+
+    def _copy_unchanged(self, values: Mapping[str, object]) -> Snapshot:
+        """Copy the whole state for a durable checkpoint. The last one is written when the user's function has returned."""
+        if self._stepped.have_changed():
+            # Final, as the others would take the changed weights for those of the commit and go on.
+            raise final(
+                SparkElasticError(
+                    f'commit="{self.name}": weights have changed since the last commit(), of which there is no copy to write '
+                    "to a durable checkpoint; commit after the last change"
+                )
+            )
+        return self.copy_whole(values)
 
     def copy_whole(self, values: Mapping[str, object]) -> Snapshot:
         whole = Snapshot()

@@ -13,7 +13,7 @@ What differs between ranks (buffers of modules) or is small (counters, learning 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -27,6 +27,7 @@ from spark_elastic.protocol.messages import CommitId, Member, Slices
 from spark_elastic.worker.checks.fingerprint import sums_of_bits
 from spark_elastic.worker.job import present_world
 from spark_elastic.worker.state.gathering import Unsliced, gather, plan_gather
+from spark_elastic.worker.state.inference import versions_of
 from spark_elastic.worker.state.keepers.copies import WholeCopies, send_whole
 from spark_elastic.worker.state.keepers.in_place import SmallOptimizer, SmallPart, small_part
 from spark_elastic.worker.state.keepers.keeper import Content, Keeper, Tell
@@ -348,7 +349,7 @@ class Sharded(Keeper):
 
     def _note_live(self, tensors: list[torch.Tensor]) -> None:
         self._live, self._bits = tensors, None
-        self._versions = _versions(tensors)
+        self._versions = versions_of(tensors)
 
     def _switch(self) -> None:
         self._current, self._spare = self._spare, self._current
@@ -367,7 +368,7 @@ class Sharded(Keeper):
     def _is_live(self) -> bool:
         """Whether the live tensors are those of the current commit, as far as this rank's slices tell. Others have the rest."""
         live = self._live  # versions do not show changes through ``.data``
-        return live is not None and self._versions == _versions(live) and self._current.slices.match(live)
+        return live is not None and self._versions == versions_of(live) and self._current.slices.match(live)
 
     def _slice(self, number: int, of: int) -> list[torch.Tensor]:
         """Return a slice of the current commit. This rank has to hold it."""
@@ -471,11 +472,6 @@ def find_sliced(found: Found) -> tuple[int, ...]:
             tensors += [entry for state in value.state.values() for entry in state.values()]
         equal.update(_place(tensor) for tensor in tensors if isinstance(tensor, torch.Tensor) and tensor.numel())
     return tuple(number for number, tensor in enumerate(found.tensors) if _place(tensor) in equal)
-
-
-def _versions(tensors: Iterable[torch.Tensor]) -> list[int]:
-    """Return numbers that writes to the tensors change. Those that were made in inference mode have none."""
-    return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
 
 
 def _place(tensor: torch.Tensor) -> tuple[object, ...]:

@@ -112,7 +112,7 @@ class _Watched:
         if places != self._places:
             views: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
             for weight in weights.values():
-                views.setdefault((weight.dtype, weight.device), []).append(_some_of(weight.detach()))
+                views.setdefault((weight.dtype, weight.device), []).append(some_of(weight.detach()))
             self._places, self._views = places, list(views.values())
         # As bytes, NaN equals NaN.
         return _Look(list(weights), [torch.cat(views).view(torch.uint8) for views in self._views])
@@ -137,8 +137,8 @@ class _Look:
         return not all(map(torch.equal, self.values, before.values))
 
 
-def _some_of(weight: torch.Tensor) -> torch.Tensor:
-    """Return a view of some values: all over a contiguous weight, else at its beginning."""
+def some_of(weight: torch.Tensor) -> torch.Tensor:
+    """Return a view of some values of a weight: all over a contiguous weight, else at its beginning."""
     while not weight.is_contiguous():
         weight = weight[0]
     return weight.view(-1)[:: max(weight.numel() // LOOKED_AT, 1)]

@@ -1,0 +1,44 @@
+"""Weights that optimizers step, of which a commit in place keeps no copy: whether anything else has changed them since."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from spark_elastic.worker.module_registers import stepped
+from spark_elastic.worker.state.inference import versions_of
+from spark_elastic.worker.state.keepers.unstepped import some_of
+
+
+class SteppedWeights:
+    """The weights of one State's optimizers, as of the last commit.
+
+    Versions show what was written to them, but not through ``.data``. For that, some values of the first one are looked at:
+    code that replaces weights, by their averages for example, replaces all of them.
+    """
+
+    def __init__(self) -> None:
+        self._weights: list[torch.Tensor] = []
+        self._versions: list[int] = []
+        self._values: list[torch.Tensor] = []
+
+    def note(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        """Note the weights of these optimizers, which are those of a commit."""
+        self._weights = [weight for optimizer in optimizers for weight in stepped(optimizer)]
+        self._versions = versions_of(self._weights)
+        self._values = [values.clone() for values in self._look()]
+
+    def have_changed(self) -> bool:
+        """Whether they have other values now. May wait for a GPU."""
+        if self._versions != versions_of(self._weights):
+            return True
+        now = self._look()  # as bytes, NaN equals NaN
+        return not all(
+            torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
+            for one, other in zip(now, self._values, strict=True)
+        )
+
+    def _look(self) -> list[torch.Tensor]:
+        first = next((weight for weight in self._weights if weight.numel()), None)
+        return [] if first is None else [some_of(first.detach())]
