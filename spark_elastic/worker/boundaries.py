@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import dataclasses
 import warnings
-from collections.abc import Iterator
-from typing import Any
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
 
 import torch
 from torch.distributions import Distribution, Transform
@@ -14,26 +16,125 @@ from torch.utils import _pytree as pytree
 
 from spark_elastic.checkpoint.skeleton import PLAIN
 from spark_elastic.data.deliveries import Delivery, deliveries
+from spark_elastic.errors import TrainingCodeError
 from spark_elastic.worker.checks.reachable import LENGTH
 from spark_elastic.worker.checks.user_frames import depth_of_user
-from spark_elastic.worker.weighting import Boundary, Forward, weighting
+from spark_elastic.worker.state.inference import versions_of
+from spark_elastic.worker.weighting import Boundary, Forward, mark_view, weighting
 
+# Containers that a model may fill, or look into afterwards, so that it is given the caller's own.
+_FILLED = (list, dict, OrderedDict, defaultdict, deque)
 # The classes of whose results a warning has told.
 _told: set[type] = set()
 
 
+def tensors_given(args: tuple[object, ...], kwargs: dict[str, object]) -> list[torch.Tensor]:
+    """Return the tensors that a forward is given."""
+    tensors = [value for value in args if isinstance(value, torch.Tensor)]
+    return tensors if len(tensors) == len(args) and not kwargs else list(tensors_of((args, kwargs)))
+
+
 def tensors_of(values: object) -> Iterator[torch.Tensor]:
     """Yield the tensors that a forward is given or returns, and that can be marked."""
-    for leaf in pytree.tree_leaves(values):
-        if isinstance(leaf, torch.Tensor):
-            yield leaf
-        elif type(leaf) not in PLAIN:
-            yield from tensors_of(list(_opened(leaf).values()))
+    return _tensors_in(values, set())
 
 
-def mark_inputs(values: Any, forward: Forward) -> Any:
-    """Return what a forward is given, with tensors marked through which gradients flow out of it."""
-    return _Marks(forward, None, is_leaving=False).apply(values)
+def _tensors_in(value: object, seen: set[int]) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif type(value) not in PLAIN and id(value) not in seen:
+        seen.add(id(value))
+        entries, spec = _split(value)
+        for entry in _opened(value).values() if spec is None else entries:
+            yield from _tensors_in(entry, seen)
+
+
+def _split(value: object) -> tuple[list[Any], Any]:
+    """Return the entries of a container that torch knows, and how to put it together; no entries and None for all else."""
+    entries, spec = pytree.tree_flatten(value, is_leaf=lambda part: part is not value)
+    return ([], None) if spec.is_leaf() else (entries, spec)
+
+
+@contextmanager
+def marked_inputs(values: object, forward: Forward) -> Iterator[Any]:
+    """Have a forward be given these values with tensors marked through which gradients flow out of it.
+
+    A container or dataclass is the caller's own, which has its own tensors back afterwards, and whatever the model put there.
+    """
+    marks = _InputMarks(forward)
+    try:
+        yield marks.apply(values)
+    finally:
+        marks.put_back()
+
+
+class _InputMarks:
+    def __init__(self, forward: Forward) -> None:
+        self._forward = forward
+        # What has been looked at, by its id. It must not get the id of another object.
+        self._seen: dict[int, tuple[object, object]] = {}
+        # The tensor of the caller by the id of the one that stands for it, and the containers that hold one.
+        self._own: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._filled: list[Any] = []
+        self._versions: list[int] = []
+
+    def apply(self, value: Any) -> Any:
+        """Return what stands for a value: itself, unless it is a tensor to be marked, or cannot be filled and holds one."""
+        if type(value) in PLAIN:
+            return value
+        if id(value) not in self._seen:
+            self._seen[id(value)] = value, value
+            self._seen[id(value)] = value, self._mark(value) if isinstance(value, torch.Tensor) else self._enter(value)
+        return self._seen[id(value)][1]
+
+    def _mark(self, tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.requires_grad:
+            return tensor
+        marked = mark_view(tensor, self._forward)
+        self._own[id(marked)] = tensor, marked
+        self._versions += versions_of([tensor])
+        return marked
+
+    def _enter(self, value: Any) -> Any:
+        if type(value) not in _FILLED and (opened := _opened(value)):
+            if any(self.apply(entry) is not entry for entry in opened.values()):
+                self._filled.append(value)
+                for name, entry in opened.items():
+                    object.__setattr__(value, name, self.apply(entry))
+            return value
+        entries, spec = _split(value)
+        marked = [self.apply(entry) for entry in entries]
+        if all(one is other for one, other in zip(marked, entries, strict=True)):
+            return value
+        if type(value) not in _FILLED:
+            return pytree.tree_unflatten(marked, spec)
+        self._filled.append(value)
+        for key, entry in list(_items(value)):
+            value[key] = self.apply(entry)
+        return value
+
+    def put_back(self) -> None:
+        """Give containers the caller's tensors back, and note if the model has changed one of these in place."""
+        if self._versions != versions_of(tensor for tensor, _ in self._own.values()):
+            self._forward.changes_inputs()
+        for container in self._filled:
+            if type(container) in _FILLED:
+                for key, entry in list(_items(container)):
+                    if id(entry) in self._own:
+                        container[key] = self._own[id(entry)][0]
+            else:
+                for name, entry in _opened(container).items():
+                    if id(entry) in self._own:
+                        object.__setattr__(container, name, self._own[id(entry)][0])
+
+
+def refuse_changed_inputs(module: torch.nn.Module) -> NoReturn:
+    """Raise ``TrainingCodeError``: gradients that leave a forward cannot be weighted where an input was written to."""
+    raise TrainingCodeError(
+        f"{type(module).__name__} changes a tensor in place that it was given, and one loss has batches of which this rank has "
+        "different shares, so the gradient of that tensor cannot be weighted: have the model change a clone (no inplace=True in "
+        "its first layer), or call backward for each batch"
+    )
 
 
 def mark_outputs(values: Any, forward: Forward, batch: Delivery | None) -> Any:
@@ -43,40 +144,71 @@ def mark_outputs(values: Any, forward: Forward, batch: Delivery | None) -> Any:
     """
     if not isinstance(values, torch.Tensor) and deliveries.are_of_several_loaders():
         _warn_of_unmarked(values)
-    return _Marks(forward, batch, is_leaving=True).apply(values)
+    return _OutputMarks(forward, batch, values).apply(values)
 
 
-class _Marks:
-    """Marks the tensors in containers that torch knows, and in copies of dataclasses and of torch's distributions."""
+class _OutputMarks:
+    """Marks the tensors in copies of containers that torch knows, of dataclasses, and of torch's distributions."""
 
-    def __init__(self, forward: Forward, batch: Delivery | None, is_leaving: bool) -> None:
+    def __init__(self, forward: Forward, batch: Delivery | None, values: object) -> None:
         self._forward = forward
         self._batch = batch
-        self._is_leaving = is_leaving
+        # What stands for an object, by its id, so that one that is returned twice stays one.
+        self._seen: dict[int, tuple[object, object]] = {}
+        self._shared = _shared_memory(() if isinstance(values, torch.Tensor) else tensors_of(values))
 
-    def apply(self, values: object) -> object:
-        """Return the values with their tensors marked."""
-        return self._leaf(values) if isinstance(values, torch.Tensor) else pytree.tree_map(self._leaf, values)
+    def apply(self, value: Any) -> Any:
+        """Return the value with its tensors marked."""
+        if type(value) in PLAIN:
+            return value
+        if id(value) not in self._seen:
+            self._seen[id(value)] = value, value
+            self._seen[id(value)] = value, self._mark(value) if isinstance(value, torch.Tensor) else self._enter(value)
+        return self._seen[id(value)][1]
 
-    def _leaf(self, value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            if value.requires_grad:
-                value = Boundary.apply(value, (self._forward, weighting), self._is_leaving, 1.0)  # type: ignore[no-untyped-call]
-            if self._batch is not None:
-                deliveries.becomes(self._batch, value)
-        elif type(value) not in PLAIN and (opened := _opened(value)):
+    def _mark(self, tensor: torch.Tensor) -> torch.Tensor:
+        marked = tensor
+        if tensor.requires_grad:
+            if _memory_of(tensor) in self._shared:
+                marked = mark_view(tensor, self._forward, is_leaving=True)
+            else:
+                marked = Boundary.apply(tensor, (self._forward, weighting), True, 1.0)  # type: ignore[no-untyped-call]
+        if self._batch is not None:
+            deliveries.becomes(self._batch, marked)
+        return marked
+
+    def _enter(self, value: Any) -> Any:
+        entries, spec = _split(value)
+        if spec is not None:
+            return pytree.tree_unflatten([self.apply(entry) for entry in entries], spec)
+        if opened := _opened(value):
             value = copy.copy(value)
             for name, entry in opened.items():
                 object.__setattr__(value, name, self.apply(entry))
         return value
 
 
-def _opened(value: object) -> dict[str, object]:
-    """Return the attributes of an object that is copied to be marked; none for any other object, which may be one of a kind."""
+def _shared_memory(tensors: Iterable[torch.Tensor]) -> set[int]:
+    """Find the memory that several of these tensors are views of: what is written to one has to reach the others' gradients."""
+    count = Counter(map(_memory_of, {id(tensor): tensor for tensor in tensors if tensor.requires_grad}.values()))
+    return {memory for memory, tensors_there in count.items() if memory and tensors_there > 1}
+
+
+def _memory_of(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided and not tensor.is_nested else 0
+
+
+def _items(container: Any) -> Iterable[tuple[Any, Any]]:
+    return container.items() if isinstance(container, dict) else enumerate(container)
+
+
+def _opened(value: object) -> dict[str, Any]:
+    """Return the attributes of an object whose tensors are marked; none for any other object, which may be one of a kind."""
     if isinstance(value, type):
         return {}
     if dataclasses.is_dataclass(value):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        names = (field.name for field in dataclasses.fields(value))
+        return {name: getattr(value, name) for name in names if hasattr(value, name)}
     return dict(vars(value)) if isinstance(value, (Distribution, Transform)) else {}
 
 

@@ -22,7 +22,7 @@ from spark_elastic.data.deliveries import Delivery, deliveries, weight_of_rank
 from spark_elastic.data.loader import RowSource
 from spark_elastic.errors import SparkElasticError, TrainingCodeError, WorkerLostError
 from spark_elastic.worker.backward import wait_in_backward
-from spark_elastic.worker.boundaries import mark_inputs, mark_outputs, tensors_of
+from spark_elastic.worker.boundaries import mark_outputs, marked_inputs, refuse_changed_inputs, tensors_given
 from spark_elastic.worker.checks.early_gradients import warn_of_early_gradients
 from spark_elastic.worker.checks.kept_losses import warn_of_kept_losses
 from spark_elastic.worker.checks.same_inputs import same_inputs
@@ -99,6 +99,7 @@ class _Call:
         self._syncs = model._syncs
         self._by_hand = None if by_hand is None or by_hand.was_used else by_hand
         self._share = 1.0
+        self._has_changed_inputs = False
         self.delivery: Delivery | None = None
         if by_hand is None:
             self.delivery = deliveries.find(inputs)
@@ -118,7 +119,12 @@ class _Call:
         return by_hand.weight()
 
     def differs(self) -> None:
+        if self._has_changed_inputs:
+            refuse_changed_inputs(self._model.module)
         warn_of_kept_losses(self._model.module)
+
+    def changes_inputs(self) -> None:
+        self._has_changed_inputs = True
 
     def enter_backward(self) -> None:
         """Make torch reduce gradients in this pass. By itself, torch does so only in the first pass after a forward."""
@@ -352,13 +358,14 @@ class DistributedDataParallel(nn.Module):
             return self.module(*args, **kwargs)
         if world.is_broken():
             raise WorkerLostError(f"generation {world.generation} is broken")
-        if len(args) == 1 and not kwargs and isinstance(args[0], torch.Tensor):
-            inputs = [args[0]]  # the usual case, and a quicker check
-        else:
-            inputs = list(tensors_of((args, kwargs)))
+        inputs = tensors_given(args, kwargs)
         call = self._begin(inputs, world)
         if call is not None and any(value.requires_grad for value in inputs):
-            args, kwargs = mark_inputs((args, kwargs), call)
+            with marked_inputs((args, kwargs), call) as (args, kwargs):
+                return self._call_module(args, kwargs, call, world)
+        return self._call_module(args, kwargs, call, world)
+
+    def _call_module(self, args: Any, kwargs: Any, call: _Call | None, world: World) -> object:
         if self._ddp is None or (call is None and torch.is_grad_enabled()):
             return self.module(*args, **kwargs)
         self._ddp.require_backward_grad_sync = self._syncs

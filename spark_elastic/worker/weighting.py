@@ -42,6 +42,10 @@ class Forward(Protocol):
     def differs(self) -> None:
         """Note that a backward pass has reached this forward whose weight is another one."""
 
+    def changes_inputs(self) -> None:
+        """Note that the model has written to a tensor that it was given, of which gradients then flow out unmarked."""
+        ...
+
     def enter_backward(self) -> None:
         """Note that a backward pass has reached this forward. Called several times if the forward has several outputs."""
         ...
@@ -127,18 +131,43 @@ class Boundary(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        forward, weighting = ctx.owner
-        forward.enter_backward()
-        relative = weighting.relative(forward)
-        gradient = gradients[0]
-        if ctx.is_leaving and forward.weight == 0.0:
-            # The gradient of a mean over no rows is NaN, which no factor would remove.
-            gradient = torch.nan_to_num(gradient, nan=0.0, posinf=0.0, neginf=0.0)
-        factor = ctx.factor * (relative if ctx.is_leaving else 1.0 / relative)
-        if factor == 1.0 and not torch.is_grad_enabled():
-            return gradient, None, None, None
-        weighted = Boundary.apply(gradient, ctx.owner, not ctx.is_leaving, factor)  # type: ignore[no-untyped-call]
-        return weighted, None, None, None
+        return _weighted(gradients[0], ctx.owner, ctx.is_leaving, ctx.factor), None, None, None
+
+
+def _weighted(
+    gradient: torch.Tensor, owner: tuple[Forward, Weighting], is_leaving: bool, factor: float
+) -> torch.Tensor:
+    """Return what becomes of a gradient that flows back across the border of a forward."""
+    forward, weighting = owner
+    forward.enter_backward()
+    relative = weighting.relative(forward)
+    if is_leaving and forward.weight == 0.0:
+        # The gradient of a mean over no rows is NaN, which no factor would remove.
+        gradient = torch.nan_to_num(gradient, nan=0.0, posinf=0.0, neginf=0.0)
+    factor *= relative if is_leaving else 1.0 / relative
+    if factor == 1.0 and not torch.is_grad_enabled():
+        return gradient
+    weighted: torch.Tensor = Boundary.apply(gradient, owner, not is_leaving, factor)  # type: ignore[no-untyped-call]
+    return weighted
+
+
+def mark_view(tensor: torch.Tensor, forward: Forward, is_leaving: bool = False) -> torch.Tensor:
+    """Return a view that weights what flows back, as ``Boundary`` does, and passes on what is written to it.
+
+    Where torch has no such views, of sparse tensors for example, it is a ``Boundary``, and must not be written to.
+    """
+    owner = forward, weighting
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        marked: torch.Tensor = Boundary.apply(tensor, owner, is_leaving, 1.0)  # type: ignore[no-untyped-call]
+        return marked
+    view = tensor.view_as(tensor)
+
+    def weigh(gradients: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tensor, ...] | None:
+        return None if gradients[0] is None else (_weighted(gradients[0], owner, is_leaving, 1.0),)
+
+    assert view.grad_fn is not None
+    view.grad_fn.register_prehook(weigh)
+    return view
 
 
 # There is one for each process, just as torch has one default group.
