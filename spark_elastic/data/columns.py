@@ -25,6 +25,11 @@ class Ragged:
     def __getitem__(self, rows: slice) -> Ragged:
         return Ragged(self.values, self.starts[rows], self.lengths[rows])
 
+    @property
+    def is_even(self) -> bool:
+        """Whether all lists have one length."""
+        return bool((self.lengths == self.lengths[:1]).all())
+
     def take(self, rows: np.ndarray) -> Ragged:
         """Return the given rows in that order, with their values copied together."""
         starts, lengths = self.starts[rows], self.lengths[rows]

@@ -89,7 +89,7 @@ def shaped(values: np.ndarray, kind: pa.FixedShapeTensorType) -> np.ndarray:
 
 def _dense_if_even(lists: Ragged) -> Column:
     """Return lists, whose values have to be consecutive, as [rows, n] if all have one length."""
-    if len(lists) and (lists.lengths == lists.lengths[0]).all():
+    if len(lists) and lists.is_even:
         return lists.values.reshape(len(lists), int(lists.lengths[0]))
     return lists
 
@@ -103,7 +103,7 @@ def from_transform(result: object, rows: int, where: str) -> dict[str, Column]:
         if result.num_rows != rows:
             raise DataError(f"{where}: transform returned {result.num_rows} rows for {rows}; it must keep all rows")
         return {
-            field.name: to_column(result.column(i), field.name, where)
+            field.name: _as_made(result.column(i), field.name, where)
             for i, field in enumerate(result.schema)
             if convertible(field.type)
         }
@@ -113,7 +113,7 @@ def from_transform(result: object, rows: int, where: str) -> dict[str, Column]:
     columns: dict[str, Column] = {}
     for name, value in result.items():
         if isinstance(value, (pa.Array, pa.ChunkedArray)):
-            column = to_column(value, name, where)
+            column = _as_made(value, name, where)
         else:
             # Copied, because a transform may return the same memory again, with the rows that it is called with next.
             column = np.array(_of_numbers(value, f"{where}: transform made column {name!r} of"))
@@ -125,6 +125,13 @@ def from_transform(result: object, rows: int, where: str) -> dict[str, Column]:
             )
         columns[name] = column
     return columns
+
+
+def _as_made(array: pa.Array | pa.ChunkedArray, name: str, where: str) -> Column:
+    """Convert Arrow's column as a transform has made it: its lists stay lists, even if all of these rows have one length."""
+    column = to_column(array, name, where)
+    is_list = pa.types.is_list(array.type) or pa.types.is_large_list(array.type)
+    return as_ragged(column) if is_list and isinstance(column, np.ndarray) and column.ndim == 2 else column
 
 
 def _of_numbers(value: object, what: str) -> np.ndarray:
@@ -159,7 +166,7 @@ def to_tensors(column: torch.Tensor | Ragged, sizes: list[int], *, jagged: bool,
         start += size
         values = torch.from_numpy(part.values)
         values = values.pin_memory() if pinned else values
-        if not jagged and (part.lengths == part.lengths[0]).all():
+        if not jagged and part.is_even:
             tensors.append(values.reshape(size, int(part.lengths[0])))
         else:
             offsets = torch.from_numpy(np.append(part.starts, len(part.values)))

@@ -30,8 +30,8 @@ class EngineLoader(PositionedLoader[Batch]):
 
     tracker, identity, shard, shards_strict: see ``PositionedLoader``. engine: reads the tracker's row groups, by the same
     numbers. name: describes a row group in errors, by its number. row_bytes: the approximate size of a decoded row, which
-    limits how many rows are held. jagged: the list columns that always become jagged tensors. row_ids: add ``_row_group`` and
-    ``_row`` to each batch. prefetch: batches read ahead. pin_memory: by default, if CUDA is available.
+    limits how many rows are held. jagged, dense_stays: see ``BlockBuilder``. row_ids: add ``_row_group`` and ``_row`` to each
+    batch. prefetch: batches read ahead. pin_memory: by default, if CUDA is available.
     """
 
     def __init__(
@@ -43,6 +43,7 @@ class EngineLoader(PositionedLoader[Batch]):
         *,
         row_bytes: float,
         jagged: frozenset[str] = frozenset(),
+        dense_stays: bool = False,
         row_ids: bool = False,
         prefetch: int | None = None,
         pin_memory: bool | None = None,
@@ -52,7 +53,7 @@ class EngineLoader(PositionedLoader[Batch]):
         super().__init__(tracker, identity, shard, shards_strict)
         self._engine = engine
         self._name = name
-        self.jagged = jagged
+        self._jagged, self._dense_stays = jagged, dense_stays
         self._row_ids = row_ids
         row_bytes = max(1.0, row_bytes)
         lanes = tracker.spec.lanes
@@ -80,6 +81,15 @@ class EngineLoader(PositionedLoader[Batch]):
         """Return an empty store that reads this loader's rows in the given order."""
         return WindowStore(order, self._engine, self._name, chunk=self._chunk, row_ids=self._row_ids)
 
+    @property
+    def jagged(self) -> frozenset[str]:
+        """The list columns that always become jagged tensors."""
+        return self._jagged
+
+    def builder(self, store: WindowStore, jagged: frozenset[str], *, pinned: bool, in_shards: bool) -> BlockBuilder:
+        """Return a builder of batches of this loader's rows, in which these columns are jagged."""
+        return BlockBuilder(store, jagged=jagged, pinned=pinned, in_shards=in_shards, dense_stays=self._dense_stays)
+
     def prefetch_in(self, tracker: RowGroupTracker) -> int:
         """Return how many batches are read ahead, given the ranks' present shares."""
         own_rows = max(1, tracker.plan.batch(tracker.size) // tracker.size)
@@ -93,7 +103,7 @@ class EngineLoader(PositionedLoader[Batch]):
             self._store = self.open_store(order)
         store = self._store
         store.keep(lanes_ahead(order, tracker))
-        builder = BlockBuilder(store, jagged=self.jagged, pinned=self.pinned, in_shards=self.shards is not None)
+        builder = self.builder(store, self._jagged, pinned=self.pinned, in_shards=self.shards is not None)
         ahead = ReadAhead(builder, tracker, self.prefetch_in(tracker))
         try:
             with ahead:

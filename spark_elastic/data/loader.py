@@ -45,6 +45,14 @@ class TakesWorld(Protocol):
         ...
 
 
+class StartsOver(Protocol):
+    """Forgets what was looked at above the elastic function, which was not trained."""
+
+    def start_over(self) -> None:
+        """Go to where training is to begin. A state calls this once, before it looks at the position."""
+        ...
+
+
 class RowSource(Protocol):
     """Knows how many rows of the current global batch each rank has. Wrapped models weight gradients by these numbers."""
 
@@ -263,14 +271,21 @@ class PositionedLoader(Generic[T]):
             self._empty_iterations = 0
             self._entered_at_end = self._restored = False
 
+    def start_over(self) -> None:
+        """Go back to the first row of the epoch, unless the position was loaded; see ``StartsOver``."""
+        if not (self._in_state or self._restored):
+            self._end_iteration("the elastic function was entered")
+            self._tracker.follow(self._own_spec)
+            self._tracker.seek(self._tracker.epoch, 0)
+
     def set_world(self, rank: int, size: int) -> None:
         """Take a rank in a new world and a new entry into the training function; see ``ElasticLoader``."""
         self._end_iteration("the elastic function was entered")
         self._in_state = True
         self._kernels = {} if self.shards is None else kernels_here()
-        self._entered_at, self._entered_at_end = self._tracker.epoch, self._tracker.exhausted
         self._empty_iterations = 0
         self._tracker.set_world(rank, size)
+        self._entered_at, self._entered_at_end = self._tracker.epoch, self._tracker.exhausted
         self._stopwatch.clear()
         self._balancer = Balancer()
         self.batch_rows = (0,) * size
@@ -406,7 +421,7 @@ class PositionedLoader(Generic[T]):
             ended = f"epoch {self.epoch} has been iterated to its end already"
             if self._empty_iterations > 1:
                 raise DataError(f"{ended}; was set_epoch({self.epoch + 1}) forgotten?")
-            if not self._entered_at_end and self._tracker.rank == 0:
+            if self._tracker.position and not self._entered_at_end and self._tracker.rank == 0:
                 warnings.warn(
                     f"{ended}, so there are no batches now. A loader in a State needs set_epoch({self.epoch + 1}) first; one "
                     "that validates does not belong in the State",

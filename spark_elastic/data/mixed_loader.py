@@ -130,7 +130,7 @@ class _Part:
         if self._builder is None or self._builder[0] != passed:
             order = EpochOrder(self._tracker.rows, passed, self._tracker.spec)
             store = self.loader.open_store(order)
-            self._builder = passed, BlockBuilder(store, jagged=jagged, pinned=False, in_shards=in_shards)
+            self._builder = passed, self.loader.builder(store, jagged, pinned=False, in_shards=in_shards)
         return [ready.batch for ready in self._builder[1].build(steps, _OWN)]
 
 

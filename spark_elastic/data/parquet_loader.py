@@ -186,6 +186,7 @@ class ParquetLoader(EngineLoader):
             self.manifest.where,
             row_bytes=decoded if decoded and transform is None else row_bytes,
             jagged=frozenset(name for name, length in self.manifest.list_lengths if length is None and ngram is None),
+            dense_stays=transform is not None,
             row_ids=with_row_ids,
             prefetch=prefetch,
             pin_memory=pin_memory,
@@ -246,4 +247,4 @@ class _WithoutRandomness:
 
 def _once(what: str, manifest: Manifest, key: str | None, count: Callable[[], bytes]) -> bytes:
     """Count once for the whole job, if ``key`` identifies what is counted in all processes; else in each process."""
-    return count() if key is None else pin(f"data/{what}/{manifest.fingerprint}/{key}", count)
+    return count() if key is None else pin(f"data/{what}/{manifest.fingerprint}{manifest.content}/{key}", count)

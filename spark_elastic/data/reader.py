@@ -39,28 +39,38 @@ class BlockBuilder:
     """Gathers a rank's rows of a few steps at a time into tensors. Blocks on reading; raises DataError.
 
     jagged: the list columns that always become jagged tensors. Other lists become dense tensors in a batch where all have one
-    length. With ``in_shards`` they must have one length, because batches hold different rows in another world.
+    length. With ``in_shards`` they must have one length, because batches hold different rows in another world. dense_stays:
+    a transform has made the columns, so that a dense one under such a name is meant to be dense.
     """
 
-    def __init__(self, store: WindowStore, *, jagged: frozenset[str], pinned: bool, in_shards: bool = False) -> None:
+    def __init__(
+        self,
+        store: WindowStore,
+        *,
+        jagged: frozenset[str],
+        pinned: bool,
+        in_shards: bool = False,
+        dense_stays: bool = False,
+    ) -> None:
         self._store = store
         self._jagged = jagged
         self._pinned = pinned
         self._in_shards = in_shards
+        self._dense_stays = dense_stays
 
     def build(self, steps: list[Step], rank: int) -> list[ReadyBatch]:
         """Return the batches of consecutive steps, which share memory."""
         drawn = draw(self._store.order, steps, rank)
         columns = self._gather(drawn)
         for name, column in columns.items():
-            if self._in_shards and isinstance(column, Ragged) and name not in self._jagged:
+            if self._in_shards and isinstance(column, Ragged) and name not in self._jagged and not column.is_even:
                 raise DataError(
                     f"column {name!r} has lists of several lengths, which the footers do not tell: whether a batch is dense "
                     "would depend on the world. With shards= give a transform= that pads them"
                 )
         sizes = [int(size) for size in np.diff(drawn.offsets)]
         cut = {
-            name: to_tensors(column, sizes, jagged=name in self._jagged, pinned=self._pinned)
+            name: to_tensors(column, sizes, jagged=self._is_jagged(name, column), pinned=self._pinned)
             for name, column in columns.items()
         }
         names = list(cut)
@@ -68,6 +78,9 @@ class BlockBuilder:
             ReadyBatch(step, ticket_sum, dict(zip(names, tensors, strict=True)))
             for step, ticket_sum, *tensors in zip(steps, drawn.ticket_sums, *cut.values(), strict=True)
         ]
+
+    def _is_jagged(self, name: str, column: torch.Tensor | Ragged) -> bool:
+        return name in self._jagged and not (self._dense_stays and isinstance(column, torch.Tensor))
 
     def _gather(self, drawn: Draw) -> dict[str, torch.Tensor | Ragged]:
         store, order = self._store, self._store.order

@@ -80,13 +80,13 @@ OURS = {
         *("require_backward_grad_sync", "shard"),
     },
     "ElasticModel": {"describe"},
-    "EngineLoader": {"identity", "open_store", "prefetch_in"},
+    "EngineLoader": {"builder", "identity", "jagged", "open_store", "prefetch_in"},
     "LocalCluster": {"acquire", "is_closed", "pids", "release", "start", "unwatch", "vacate", "watch"},
     "Manifest": {"decode", "encode", "name"},
     "NGram": {"columns", "columns_at", "describe", "starts"},
     "Parameterized": {"set", "value"},
     "PositionedLoader": {
-        *("balance", "confirm", "measured", "report", "set_world", "shards", "tracker"),
+        *("balance", "confirm", "measured", "report", "set_world", "shards", "start_over", "tracker"),
     },
     "Store": {"check", "checkpoint_url", "data_url", "files", "log_url", "run_url", "spark_url", "worker_url"},
     "ZeroRedundancyOptimizer": {

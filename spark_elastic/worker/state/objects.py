@@ -12,7 +12,7 @@ from functools import partial
 import torch
 
 from spark_elastic.checkpoint.skeleton import PLAIN, Lender, map_tree
-from spark_elastic.data.loader import TakesWorld, has_part
+from spark_elastic.data.loader import StartsOver, TakesWorld, has_part
 from spark_elastic.data.randomness import RandomStates, set_random_states
 from spark_elastic.errors import CheckpointError, SparkElasticError, StateLostError, TrainingCodeError, final
 from spark_elastic.worker.checks.aliases import check_aliases, check_live, watch_loads
@@ -262,6 +262,9 @@ class ObjectState(State):
         self._keeper.begin(shared)
         if self._first_places is None:
             self._first_places = Places(shared)
+            for value in find_objects(shared | self._values(shared=False)).values():
+                if has_part(value, StartsOver):
+                    value.start_over()
         super()._begin(job)
 
     def _lend(self) -> Lender:

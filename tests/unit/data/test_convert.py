@@ -59,6 +59,30 @@ def test_fixed_size_lists_are_matrices(tmp_path: Path) -> None:
     assert batch_of(tmp_path, table_of(("v", values)))["v"].tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        (lambda words: np.stack([np.pad(word, (0, 8 - len(word))) for word in words]), (4, 8)),
+        (lambda words: torch.tensor([len(word) for word in words]), (4,)),
+        (lambda words: np.zeros((len(words), 2, 3)), (4, 2, 3)),
+    ],
+)
+def test_a_transform_may_make_a_dense_column_of_lists_under_their_own_name(
+    tmp_path: Path, make: Any, shape: tuple[int, ...]
+) -> None:
+    pq.write_table(pa.table({"v": [[1] * (1 + row % 3) for row in range(12)]}), tmp_path / "part-0.parquet")
+    loader = ParquetLoader(tmp_path, 4, transform=lambda table: {"v": make(table["v"].to_pylist())})
+    assert [tuple(batch["v"].shape) for batch in loader] == [shape] * 3
+
+
+def test_lists_that_a_transform_passes_on_are_jagged_in_any_batch(tmp_path: Path) -> None:
+    lists = [[1, 2]] * 8 + [[1]] * 4
+    pq.write_table(pa.table({"v": lists}), tmp_path / "part-0.parquet", row_group_size=4)
+    for transform in (None, lambda table: table, lambda table: {"v": table["v"]}):
+        loader = ParquetLoader(tmp_path, 4, transform=transform, shuffle=False)
+        assert [batch["v"].is_nested for batch in loader] == [True] * 3
+
+
 def test_lists_of_different_lengths_are_jagged_tensors_in_any_batch(tmp_path: Path) -> None:
     lists = [[float(i)] * (i % 5) for i in range(300)]
     table = table_of(("id", pa.array(range(300))), ("v", pa.array(lists, pa.list_(pa.float32()))))

@@ -26,6 +26,8 @@ from spark_elastic.data.loader import (
     has_part,
 )
 from spark_elastic.errors import DataError
+from spark_elastic.worker.elastic import elastic
+from spark_elastic.worker.state.objects import ObjectState
 
 pytestmark = pytest.mark.usefixtures("no_thread_stays_behind")
 
@@ -322,3 +324,45 @@ def test_a_world_that_is_too_large_for_a_single_batch_is_warned_of_once_a_world(
         assert items(second) == []
         first.set_world(0, 2)
         assert len(items(first)) == 4
+
+
+@pytest.mark.parametrize("is_parquet", [True, False])
+@pytest.mark.parametrize("batches", [0, 1, 13])
+def test_what_was_looked_at_above_the_elastic_function_is_still_to_be_trained(
+    dataset: Path, is_parquet: bool, batches: int
+) -> None:
+    loader: Any = ParquetLoader(dataset, 16) if is_parquet else ElasticDataLoader(Numbers(203), 16)
+    loader.set_epoch(2)
+    looking = iter(loader)
+    assert len([next(looking) for _ in range(batches)]) == batches
+    state = ObjectState(loader=loader, rows=0)
+
+    @elastic
+    def train(state: Any) -> None:
+        for batch in state.loader:
+            state.rows += len(batch["id"] if is_parquet else batch)
+            state.commit()
+
+    train(state)
+    assert (state.rows, loader.epoch) == (203, 2)
+    loader.close()
+
+
+def test_a_position_that_was_loaded_stays_where_the_elastic_function_is_entered(dataset: Path) -> None:
+    before = ParquetLoader(dataset, 16)
+    looking = iter(before)
+    for _ in range(3):
+        next(looking)
+    loader = ParquetLoader(dataset, 16)
+    loader.load_state_dict(before.state_dict())
+    loader.start_over()
+    assert loader.rows_processed == before.rows_processed == 48
+    before.close()
+
+
+def test_an_epoch_without_a_batch_is_not_said_to_have_been_iterated(dataset: Path) -> None:
+    loader = ParquetLoader(dataset, batch_size=150, drop_last=True)
+    loader.set_world(0, 2)
+    with pytest.warns(UserWarning, match="do not make a single batch") as told:
+        assert list(loader) == []
+    assert len(told) == 1
