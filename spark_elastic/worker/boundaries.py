@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import warnings
+from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -68,24 +69,41 @@ def marked_inputs(values: object, forward: Forward) -> Iterator[Any]:
         marks.put_back()
 
 
-class _InputMarks:
+class _Marks(ABC):
+    """Puts marked tensors in the place of those in containers that torch knows, dataclasses and torch's distributions."""
+
     def __init__(self, forward: Forward) -> None:
         self._forward = forward
-        # What has been looked at, by its id. It must not get the id of another object.
+        # What stands for an object, by its id, so that one that is there twice stays one. No other object may get that id.
         self._seen: dict[int, tuple[object, object]] = {}
-        # The tensor of the caller by the id of the one that stands for it, and the containers that hold one.
-        self._own: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._filled: list[Any] = []
-        self._versions: list[int] = []
 
     def apply(self, value: Any) -> Any:
-        """Return what stands for a value: itself, unless it is a tensor to be marked, or cannot be filled and holds one."""
+        """Return what stands for a value: itself, if it neither is nor holds a tensor to be marked."""
         if type(value) in PLAIN:
             return value
         if id(value) not in self._seen:
             self._seen[id(value)] = value, value
             self._seen[id(value)] = value, self._mark(value) if isinstance(value, torch.Tensor) else self._enter(value)
         return self._seen[id(value)][1]
+
+    @abstractmethod
+    def _mark(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return what stands for a tensor."""
+
+    @abstractmethod
+    def _enter(self, value: Any) -> Any:
+        """Return what stands for anything else."""
+
+
+class _InputMarks(_Marks):
+    """Fills the caller's own containers and dataclasses, and makes others anew."""
+
+    def __init__(self, forward: Forward) -> None:
+        super().__init__(forward)
+        # The tensor of the caller by the id of the one that stands for it, and what holds one.
+        self._own: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._filled: list[Any] = []
+        self._versions: list[int] = []
 
     def _mark(self, tensor: torch.Tensor) -> torch.Tensor:
         if not tensor.requires_grad:
@@ -147,29 +165,18 @@ def mark_outputs(values: Any, forward: Forward, batch: Delivery | None) -> Any:
     return _OutputMarks(forward, batch, values).apply(values)
 
 
-class _OutputMarks:
-    """Marks the tensors in copies of containers that torch knows, of dataclasses, and of torch's distributions."""
+class _OutputMarks(_Marks):
+    """Copies whatever holds a tensor."""
 
     def __init__(self, forward: Forward, batch: Delivery | None, values: object) -> None:
-        self._forward = forward
+        super().__init__(forward)
         self._batch = batch
-        # What stands for an object, by its id, so that one that is returned twice stays one.
-        self._seen: dict[int, tuple[object, object]] = {}
-        self._shared = _shared_memory(() if isinstance(values, torch.Tensor) else tensors_of(values))
-
-    def apply(self, value: Any) -> Any:
-        """Return the value with its tensors marked."""
-        if type(value) in PLAIN:
-            return value
-        if id(value) not in self._seen:
-            self._seen[id(value)] = value, value
-            self._seen[id(value)] = value, self._mark(value) if isinstance(value, torch.Tensor) else self._enter(value)
-        return self._seen[id(value)][1]
+        self._shared = _shared_bases(() if isinstance(values, torch.Tensor) else tensors_of(values))
 
     def _mark(self, tensor: torch.Tensor) -> torch.Tensor:
         marked = tensor
         if tensor.requires_grad:
-            if _memory_of(tensor) in self._shared:
+            if _base_of(tensor) in self._shared:
                 marked = mark_view(tensor, self._forward, is_leaving=True)
             else:
                 marked = Boundary.apply(tensor, (self._forward, weighting), True, 1.0)  # type: ignore[no-untyped-call]
@@ -188,14 +195,14 @@ class _OutputMarks:
         return value
 
 
-def _shared_memory(tensors: Iterable[torch.Tensor]) -> set[int]:
-    """Find the memory that several of these tensors are views of: what is written to one has to reach the others' gradients."""
-    count = Counter(map(_memory_of, {id(tensor): tensor for tensor in tensors if tensor.requires_grad}.values()))
-    return {memory for memory, tensors_there in count.items() if memory and tensors_there > 1}
+def _shared_bases(tensors: Iterable[torch.Tensor]) -> set[int]:
+    """Find what several of these tensors are views of: what is written to one has to reach the others' gradients."""
+    count = Counter(map(_base_of, {id(tensor): tensor for tensor in tensors if tensor.requires_grad}.values()))
+    return {base for base, views in count.items() if views > 1}
 
 
-def _memory_of(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided and not tensor.is_nested else 0
+def _base_of(tensor: torch.Tensor) -> int:
+    return id(tensor if tensor._base is None else tensor._base)
 
 
 def _items(container: Any) -> Iterable[tuple[Any, Any]]:
