@@ -48,7 +48,8 @@ class Connection:
         self._reader = reader
         self._writer = writer
         self._decoder = msgspec.msgpack.Decoder(expected)
-        _notice_lost_hosts(writer.get_extra_info("socket"))
+        self._socket: socket.socket = writer.get_extra_info("socket")
+        _notice_lost_hosts(self._socket)
         _read_in_small_pieces(writer.transport)
         _expect_loss(writer)
 
@@ -65,8 +66,8 @@ class Connection:
 
     @property
     def descriptor(self) -> int:
-        """The number of the socket's file descriptor."""
-        return int(self._writer.get_extra_info("socket").fileno())
+        """The number of the socket's file descriptor; -1 once that is closed, as its number may be another file's then."""
+        return self._socket.fileno()
 
     @property
     def crowded(self) -> bool:

@@ -28,6 +28,8 @@ from contextlib import contextmanager
 
 import psutil
 
+from spark_elastic.protocol.connection import Connection
+
 logger = logging.getLogger("spark_elastic")
 
 Address = tuple[str, int]
@@ -301,22 +303,20 @@ def _shutdown(connection: socket.socket) -> None:
 
 
 _all: weakref.WeakSet[GroupSockets] = weakref.WeakSet()
-_private: set[int] = set()
+_private: weakref.WeakSet[Connection] = weakref.WeakSet()
 
 
-def keep_from_children(descriptor: int) -> None:
-    """Make forked children close this descriptor, so that its peer sees the end of this process at once."""
-    _private.add(descriptor)
+def keep_from_children(connection: Connection) -> None:
+    """Make forked children close this connection's descriptor, so that its peer sees the end of this process at once."""
+    _private.add(connection)
 
 
 def _close_in_child() -> None:
     for sockets in list(_all):
         sockets.close_in_child()
-    for descriptor in _private:
-        try:
-            os.close(descriptor)
-        except OSError:
-            pass  # closed before the fork
+    for connection in _private:
+        if connection.descriptor >= 0:
+            os.close(connection.descriptor)
     _private.clear()
 
 

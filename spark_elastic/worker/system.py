@@ -19,7 +19,7 @@ from spark_elastic.worker.sockets import keep_from_children
 async def _connect(addresses: list[tuple[str, int]], credentials: Credentials, expected: object) -> Connection:
     """Connect to the driver. A worker has this one control connection in its life."""
     connection = await connect(addresses, credentials, expected)
-    keep_from_children(connection.descriptor)
+    keep_from_children(connection)
     return connection
 
 
