@@ -53,7 +53,8 @@ class EngineLoader(PositionedLoader[Batch]):
         super().__init__(tracker, identity, shard, shards_strict)
         self._engine = engine
         self._name = name
-        self._jagged, self._dense_stays = jagged, dense_stays
+        self.jagged = jagged
+        self._dense_stays = dense_stays
         self._row_ids = row_ids
         row_bytes = max(1.0, row_bytes)
         lanes = tracker.spec.lanes
@@ -81,11 +82,6 @@ class EngineLoader(PositionedLoader[Batch]):
         """Return an empty store that reads this loader's rows in the given order."""
         return WindowStore(order, self._engine, self._name, chunk=self._chunk, row_ids=self._row_ids)
 
-    @property
-    def jagged(self) -> frozenset[str]:
-        """The list columns that always become jagged tensors."""
-        return self._jagged
-
     def builder(self, store: WindowStore, jagged: frozenset[str], *, pinned: bool, in_shards: bool) -> BlockBuilder:
         """Return a builder of batches of this loader's rows, in which these columns are jagged."""
         return BlockBuilder(store, jagged=jagged, pinned=pinned, in_shards=in_shards, dense_stays=self._dense_stays)
@@ -103,7 +99,7 @@ class EngineLoader(PositionedLoader[Batch]):
             self._store = self.open_store(order)
         store = self._store
         store.keep(lanes_ahead(order, tracker))
-        builder = self.builder(store, self._jagged, pinned=self.pinned, in_shards=self.shards is not None)
+        builder = self.builder(store, self.jagged, pinned=self.pinned, in_shards=self.shards is not None)
         ahead = ReadAhead(builder, tracker, self.prefetch_in(tracker))
         try:
             with ahead:

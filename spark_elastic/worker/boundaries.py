@@ -7,7 +7,7 @@ import dataclasses
 import warnings
 from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -115,35 +115,24 @@ class _InputMarks(_Marks):
 
     def _enter(self, value: Any) -> Any:
         if type(value) not in _FILLED and (opened := _opened(value)):
-            if any(self.apply(entry) is not entry for entry in opened.values()):
-                self._filled.append(value)
-                for name, entry in opened.items():
-                    object.__setattr__(value, name, self.apply(entry))
-            return value
-        entries, spec = _split(value)
+            entries, spec = list(opened.values()), None
+        else:
+            entries, spec = _split(value)
         marked = [self.apply(entry) for entry in entries]
         if all(one is other for one, other in zip(marked, entries, strict=True)):
             return value
-        if type(value) not in _FILLED:
+        if spec is not None and type(value) not in _FILLED:
             return pytree.tree_unflatten(marked, spec)
         self._filled.append(value)
-        for key, entry in list(_items(value)):
-            value[key] = self.apply(entry)
+        _fill(value, self.apply)
         return value
 
     def put_back(self) -> None:
         """Give containers the caller's tensors back, and note if the model has changed one of these in place."""
         if self._versions != versions_of(tensor for tensor, _ in self._own.values()):
             self._forward.changes_inputs()
-        for container in self._filled:
-            if type(container) in _FILLED:
-                for key, entry in list(_items(container)):
-                    if id(entry) in self._own:
-                        container[key] = self._own[id(entry)][0]
-            else:
-                for name, entry in _opened(container).items():
-                    if id(entry) in self._own:
-                        object.__setattr__(container, name, self._own[id(entry)][0])
+        for holder in self._filled:
+            _fill(holder, lambda entry: self._own.get(id(entry), (entry,))[0])
 
 
 def refuse_changed_inputs(module: torch.nn.Module) -> NoReturn:
@@ -188,10 +177,9 @@ class _OutputMarks(_Marks):
         entries, spec = _split(value)
         if spec is not None:
             return pytree.tree_unflatten([self.apply(entry) for entry in entries], spec)
-        if opened := _opened(value):
+        if _opened(value):
             value = copy.copy(value)
-            for name, entry in opened.items():
-                object.__setattr__(value, name, self.apply(entry))
+            _fill(value, self.apply)
         return value
 
 
@@ -205,8 +193,17 @@ def _base_of(tensor: torch.Tensor) -> int:
     return id(tensor if tensor._base is None else tensor._base)
 
 
-def _items(container: Any) -> Iterable[tuple[Any, Any]]:
-    return container.items() if isinstance(container, dict) else enumerate(container)
+def _fill(holder: Any, replace: Callable[[Any], Any]) -> None:
+    """Put what ``replace`` returns in the place of entries of a container, or of attributes of a dataclass."""
+    is_container = type(holder) in _FILLED
+    entries = _opened(holder) if not is_container else holder if isinstance(holder, dict) else dict(enumerate(holder))
+    for key, entry in list(entries.items()):
+        if (new := replace(entry)) is entry:
+            continue
+        if is_container:
+            holder[key] = new
+        else:
+            object.__setattr__(holder, key, new)
 
 
 def _opened(value: object) -> dict[str, Any]:

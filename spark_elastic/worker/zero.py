@@ -140,9 +140,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         self._check_place()
         compared = self._choose_compared()
         before = _pieces(compared)
-        had = self._own_gradients()
         self._update()
-        self._check_gradients(had)
         updated = _pieces(compared)
         if self._division is not None:
             self._share(self._division)
@@ -272,7 +270,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
             part.update(given[-1])
             part["params"] = [parameter for parameter in group["params"] if id(parameter) in mine]
         if any(part["params"] for part in inner.param_groups):
-            inner.step()
+            self._step_part(inner)
         for key in self.state:
             if not isinstance(key, torch.Tensor):
                 raise SparkElasticError(
@@ -322,25 +320,18 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
                     "ZeroRedundancyOptimizer, or clip before the step)"
                 )
 
-    def _own_gradients(self) -> dict[torch.Tensor, bool | None]:
-        """Find the parameters that this rank updates, and at steps 1, 2, 4, 8 … whether the first has a gradient besides 0."""
-        if self._division is None:
-            return {}
-        own: dict[torch.Tensor, bool | None] = {
-            parameter: None
-            for number, parameter in enumerate(self.parameters)
-            if parameter.grad is not None and self._is_mine(number)
-        }
-        first = next(iter(own), None)
-        if first is not None and first.grad is not None and not first.grad.is_sparse and self._steps.bit_count() == 1:
-            own[first] = bool(first.grad.any())
-        return own
+    def _step_part(self, inner: torch.optim.Optimizer) -> None:
+        """Step this rank's parameters. Raises ``SparkElasticError`` if that clears gradients: those of the others would add up.
 
-    def _check_gradients(self, had: Mapping[torch.Tensor, bool | None]) -> None:
-        """Raise ``SparkElasticError`` if the plain optimizer has cleared gradients: those of the others would add up."""
-        if any(each.grad is None or (was_any and not each.grad.any()) for each, was_any in had.items()):
+        Whether gradients are set to 0 is looked at in the first of them, at steps 1, 2, 4, 8 ….
+        """
+        parts = inner.param_groups if self._division is not None else []
+        own = [parameter for part in parts for parameter in part["params"] if parameter.grad is not None]
+        looks = bool(own) and self._steps.bit_count() == 1 and not own[0].grad.is_sparse and bool(own[0].grad.any())
+        inner.step()
+        if any(parameter.grad is None for parameter in own) or (looks and not own[0].grad.any()):
             raise SparkElasticError(
-                f"{type(self._inner).__name__} clears gradients in its step, which is given only some of the parameters on each "
+                f"{type(inner).__name__} clears gradients in its step, which is given only some of the parameters on each "
                 "rank: leave that to zero_grad() in your loop, or use it without ZeroRedundancyOptimizer"
             )
 

@@ -80,7 +80,7 @@ OURS = {
         *("require_backward_grad_sync", "shard"),
     },
     "ElasticModel": {"describe"},
-    "EngineLoader": {"builder", "identity", "jagged", "open_store", "prefetch_in"},
+    "EngineLoader": {"builder", "identity", "open_store", "prefetch_in"},
     "LocalCluster": {"acquire", "is_closed", "pids", "release", "start", "unwatch", "vacate", "watch"},
     "Manifest": {"decode", "encode", "name"},
     "NGram": {"columns", "columns_at", "describe", "starts"},

@@ -27,18 +27,13 @@ class SteppedWeights:
         """Note the weights of these optimizers, which are those of a commit."""
         self._weights = [weight for optimizer in optimizers for weight in stepped(optimizer)]
         self._versions = versions_of(self._weights)
-        self._values = [values.clone() for values in self._look()]
+        self._values = self._look()
 
     def have_changed(self) -> bool:
         """Whether they have other values now. May wait for a GPU."""
-        if self._versions != versions_of(self._weights):
-            return True
-        now = self._look()  # as bytes, NaN equals NaN
-        return not all(
-            torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
-            for one, other in zip(now, self._values, strict=True)
-        )
+        return self._versions != versions_of(self._weights) or not all(map(torch.equal, self._look(), self._values))
 
     def _look(self) -> list[torch.Tensor]:
         first = next((weight for weight in self._weights if weight.numel()), None)
-        return [] if first is None else [some_of(first.detach())]
+        # A copy, and as bytes, so that NaN equals NaN.
+        return [] if first is None else [torch.cat([some_of(first.detach())]).view(torch.uint8)]
