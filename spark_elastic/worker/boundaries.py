@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import torch
+from torch.autograd.forward_ad import unpack_dual
 from torch.distributions import Distribution, Transform
 from torch.utils import _pytree as pytree
 
@@ -152,6 +153,17 @@ def mark_outputs(values: Any, forward: Forward, batch: Delivery | None) -> Any:
     if not isinstance(values, torch.Tensor) and deliveries.are_of_several_loaders():
         _warn_of_unmarked(values)
     return _OutputMarks(forward, batch, values).apply(values)
+
+
+def refuse_transforms(module: torch.nn.Module, inputs: list[torch.Tensor]) -> None:
+    """Raise ``TrainingCodeError`` within a transform of ``torch.func``, and for inputs with a tangent: these hide the marks."""
+    if torch._C._are_functorch_transforms_active() or any(unpack_dual(value).tangent is not None for value in inputs):
+        raise TrainingCodeError(
+            f"{type(module).__name__} is called by its wrapper within a transform of torch.func (grad, vmap, jacrev, …), or with "
+            "inputs that have a tangent (forward-mode differentiation). The wrapper averages gradients of backward passes alone. "
+            "For derivatives that are part of a loss, write torch.autograd.grad(outputs, inputs, create_graph=True) over the "
+            "wrapper's outputs; for those that no weight is trained by, call model.module in place of the wrapper"
+        )
 
 
 class _OutputMarks(_Marks):

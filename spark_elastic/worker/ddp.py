@@ -22,7 +22,13 @@ from spark_elastic.data.deliveries import Delivery, deliveries, weight_of_rank
 from spark_elastic.data.loader import RowSource
 from spark_elastic.errors import SparkElasticError, TrainingCodeError, WorkerLostError
 from spark_elastic.worker.backward import wait_in_backward
-from spark_elastic.worker.boundaries import mark_outputs, marked_inputs, refuse_changed_inputs, tensors_given
+from spark_elastic.worker.boundaries import (
+    mark_outputs,
+    marked_inputs,
+    refuse_changed_inputs,
+    refuse_transforms,
+    tensors_given,
+)
 from spark_elastic.worker.checks.early_gradients import warn_of_early_gradients
 from spark_elastic.worker.checks.kept_losses import warn_of_kept_losses
 from spark_elastic.worker.checks.same_inputs import same_inputs
@@ -72,8 +78,7 @@ class _RowsByHand:
     def __init__(self, rows: float, world: World) -> None:
         self.rows, self._size = rows, world.size
         self._total = torch.tensor([rows], dtype=torch.float64)
-        # Whether a backward pass has used these rows. If so, the next ``set_rows`` applies to the next forward, even if it is
-        # called after that forward.
+        # Whether a backward pass has used these rows. If so, a later ``set_rows`` is for the next forward.
         self.was_used = False
         try:
             self._work = dist.all_reduce(self._total, async_op=True)
@@ -393,6 +398,7 @@ class DistributedDataParallel(nn.Module):
         if not torch.is_grad_enabled():
             deliveries.see(inputs)
             return None
+        refuse_transforms(self.module, inputs)
         content = self.follow_content()
         world.froze("" if content.trainable else type(self.module).__name__)
         if not content.trainable:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 
 from spark_elastic.data.deliveries import deliveries
+from spark_elastic.errors import TrainingCodeError
 from spark_elastic.worker import boundaries
-from spark_elastic.worker.boundaries import mark_outputs, marked_inputs, tensors_given, tensors_of
+from spark_elastic.worker.boundaries import mark_outputs, marked_inputs, refuse_transforms, tensors_given, tensors_of
 
 
 class Forward:
@@ -184,3 +186,36 @@ def test_a_single_output_can_be_detached_in_place() -> None:
     marked = mark_outputs({"hidden": output()}, Forward(), None)["hidden"]
     marked.detach_()
     assert not marked.requires_grad
+
+
+def tangent_of(function: Callable[[torch.Tensor], torch.Tensor], inputs: torch.Tensor) -> torch.Tensor:
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(function(forward_ad.make_dual(inputs, torch.ones_like(inputs)))).tangent
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda function, inputs: torch.func.grad(lambda each: function(each).sum())(inputs),
+        lambda function, inputs: torch.func.vmap(function)(inputs),
+        lambda function, inputs: torch.func.jvp(function, (inputs,), (inputs,)),
+        tangent_of,
+    ],
+    ids=["grad", "vmap", "jvp", "forward mode"],
+)
+def test_transforms_in_which_nothing_can_be_marked_are_refused(transform: Callable[..., Any]) -> None:
+    module = nn.Linear(3, 1)
+
+    def wrapped(inputs: torch.Tensor) -> torch.Tensor:
+        refuse_transforms(module, [inputs])
+        return torch.as_tensor(module(inputs))
+
+    with pytest.raises(TrainingCodeError, match=r"(?s)Linear is called by its wrapper within .* create_graph=True"):
+        transform(wrapped, torch.ones(2, 3))
+
+
+def test_derivatives_by_autograd_are_not_refused() -> None:
+    module, inputs = nn.Linear(3, 1), torch.ones(2, 3, requires_grad=True)
+    refuse_transforms(module, [inputs])
+    with forward_ad.dual_level():
+        refuse_transforms(module, [inputs])
