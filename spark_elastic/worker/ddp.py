@@ -101,7 +101,7 @@ class _Call:
         self._model = model
         # A weak reference: a loss that user code keeps must not keep the reducer alive, which would reduce later passes, too.
         self._ddp = None if model._ddp is None else weakref.ref(model._ddp)
-        self._syncs = model._syncs
+        self.syncs = model._syncs
         self._by_hand = None if by_hand is None or by_hand.was_used else by_hand
         self._share = 1.0
         self._has_changed_inputs = False
@@ -135,7 +135,7 @@ class _Call:
         """Make torch reduce gradients in this pass. By itself, torch does so only in the first pass after a forward."""
         model, task = self._model, torch._C._current_graph_task_id()
         ddp = None if self._ddp is None else self._ddp()
-        if not self._syncs or model._pass == task or ddp is None or ddp is not model._ddp:
+        if not self.syncs or model._pass == task or ddp is None or ddp is not model._ddp:
             return
         if -1 < model._pass <= weighting.accumulated and not ddp.static_graph:
             if ddp.find_unused_parameters:

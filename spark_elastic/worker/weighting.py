@@ -39,6 +39,11 @@ class Forward(Protocol):
         """The weight of this rank's gradient in the mean over ranks."""
         ...
 
+    @property
+    def syncs(self) -> bool:
+        """Whether gradients of a backward pass that reaches this forward are reduced."""
+        ...
+
     def differs(self) -> None:
         """Note that a backward pass has reached this forward whose weight is another one."""
 
@@ -61,6 +66,8 @@ class Weighting:
         self._latest: Forward | None = None
         self._pass = -1
         self._weight: float | None = None
+        # Whether gradients have been reduced since the last forward.
+        self._was_reduced = False
         # The number of the last pass that has added to gradients.
         self.accumulated = -1
         # Whether gradients are weighted where they flow into forwards, and not at the parameters.
@@ -89,11 +96,11 @@ class Weighting:
     def forget(self) -> None:
         """Note the end of a step: a later pass that reaches no forward is no longer weighted as part of this step."""
         self._latest = self._weight = None
-        self._pass = -1
+        self._pass, self._was_reduced = -1, False
 
     def begin(self, forward: Forward) -> None:
         """Note that a wrapped model is called."""
-        self._latest, self._weight, self._pass = forward, None, -1
+        self._latest, self._weight, self._pass, self._was_reduced = forward, None, -1, False
 
     def relative(self, forward: Forward) -> float:
         """Return the weight of a forward that the present backward pass has reached, relative to the weight of the pass."""
@@ -101,6 +108,7 @@ class Weighting:
         task = torch._C._current_graph_task_id()
         if self._weight is None or task != self._pass:
             self._pass, self._weight = task, 1.0 if self._at_outputs else weight
+        self._was_reduced |= forward.syncs
         if weight != self._weight:
             forward.differs()
         return weight / self._weight
@@ -111,8 +119,10 @@ class Weighting:
             self._weight = (1.0 if latest is None else latest.weight) or TINY
         self.accumulated = torch._C._current_graph_task_id()
         note_gradients()
+        # Nothing reduces a pass that begins after the reduction and reaches no forward, such as that of a penalty on weights.
+        weight = 1.0 if self._was_reduced and self._pass != self.accumulated else self._weight
         # A Function may return None for a parameter.
-        return None if self._weight == 1.0 or gradients[0] is None else (gradients[0] * self._weight,)
+        return None if weight == 1.0 or gradients[0] is None else (gradients[0] * weight,)
 
 
 class Boundary(torch.autograd.Function):

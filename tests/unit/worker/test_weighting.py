@@ -234,6 +234,42 @@ def a_loss_that_the_module_keeps(s: Setting) -> None:
         s.step()
 
 
+def weights_of(s: Setting) -> torch.Tensor:
+    return torch.stack([p.square().sum() for p in s.models[0].parameters()]).sum()
+
+
+def a_penalty_on_weights_after_the_loss(s: Setting) -> None:
+    for x, y in s.a:
+        mse_loss(s.models[0](x), y).backward()
+        weights_of(s).backward()
+        s.step()
+
+
+def a_penalty_on_weights_before_the_forward(s: Setting) -> None:
+    for x, y in s.a:
+        weights_of(s).backward()
+        mse_loss(s.models[0](x), y).backward()
+        s.step()
+
+
+def a_penalty_on_weights_after_each_of_accumulated_batches(s: Setting) -> None:
+    batches = list(s.a)
+    for number, (x, y) in enumerate(batches):
+        s.models[0].require_backward_grad_sync = number == len(batches) - 1
+        mse_loss(s.models[0](x), y).backward()
+        weights_of(s).backward()
+    s.step()
+
+
+def a_penalty_on_weights_between_two_losses(s: Setting) -> None:
+    for (x, y), (u, _) in zip(s.a, s.b, strict=False):
+        mse_loss(s.models[0](x), y).backward()
+        weights_of(s).backward()
+        s.models[0](u).square().mean().backward()
+        weights_of(s).backward()
+        s.step()
+
+
 def a_penalty_on_gradients(s: Setting) -> None:
     for (x, _), (u, _) in zip(s.a, s.b, strict=False):
         given = x.detach().requires_grad_()
@@ -429,6 +465,10 @@ LOOPS: dict[str, tuple[Loop, Callable[[], Setting]]] = {
             accumulated_parts,
             a_loss_that_the_module_keeps,
             a_penalty_on_gradients,
+            a_penalty_on_weights_after_the_loss,
+            a_penalty_on_weights_before_the_forward,
+            a_penalty_on_weights_after_each_of_accumulated_batches,
+            a_penalty_on_weights_between_two_losses,
             gradients_of_inputs,
             inputs_moved_along_their_gradients_on_a_rank_without_rows,
             an_output_changed_in_place,
