@@ -67,6 +67,9 @@ class EngineLoader(PositionedLoader[Batch]):
         self.pinned = torch.cuda.is_available() if pin_memory is None else pin_memory
         self._store: WindowStore | None = None
 
+    def __getstate__(self) -> dict[str, object]:
+        return {**vars(self), "_store": None}
+
     def close(self) -> None:
         """End the current iteration, close files, and drop the rows held."""
         super().close()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections.abc import Generator, Iterator
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from spark_elastic.errors import DataError
 
@@ -31,3 +32,29 @@ class Iteration(Iterator[T]):
         if inspect.getgeneratorstate(self._batches) != inspect.GEN_CLOSED:
             self._ended_by = by
         self._batches.close()
+
+
+class Current(Generic[T]):
+    """The iteration that a loader has begun last. A copy of the loader, pickled or not, has begun none.
+
+    It is held weakly, so that an iteration that user code drops is closed, and its reader stopped, immediately.
+    """
+
+    def __init__(self) -> None:
+        self._iteration: weakref.ref[Iteration[T]] | None = None
+
+    def __reduce__(self) -> tuple[type[Current[T]], tuple[()]]:
+        return Current, ()
+
+    def begin(self, batches: Generator[T, None, None]) -> Iteration[T]:
+        """Begin an iteration, after the end of the one before."""
+        iteration = Iteration(batches)
+        self._iteration = weakref.ref(iteration)
+        return iteration
+
+    def end(self, by: str = "") -> None:
+        """End the iteration, if there is one. ``by`` says what ends it, if user code does not expect this."""
+        iteration = self._iteration() if self._iteration is not None else None
+        self._iteration = None
+        if iteration is not None:
+            iteration.end(by)

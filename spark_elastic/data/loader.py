@@ -11,7 +11,7 @@ from typing import Any, Generic, Protocol, TypeGuard, TypeVar, runtime_checkable
 from spark_elastic._integers import whole_number
 from spark_elastic.data.balance import LEAST, Balancer, Timing, even
 from spark_elastic.data.deliveries import deliveries
-from spark_elastic.data.iteration import Iteration
+from spark_elastic.data.iteration import Current
 from spark_elastic.data.kernels import difference, kernels_here, pin_compiler, pin_threads
 from spark_elastic.data.order import as_described, describe
 from spark_elastic.data.plan import Step
@@ -181,12 +181,15 @@ class PositionedLoader(Generic[T]):
         # Whether the epoch was at its end when the training function was entered: a re-entry may then iterate it once in vain.
         self._entered_at_end = False
         self._stopwatch, self._balancer = Stopwatch(), Balancer()
-        # A weak reference, so that an iterator that user code drops is closed, and its reader stopped, immediately.
-        self._iterator: weakref.ref[Iteration[T]] | None = None
+        self._iteration: Current[T] = Current()
         if shard is not None:
             if tracker.plan.shards is not None:
                 raise ValueError(f"give shards={tracker.plan.shards} or shard={shard}, not both")
-            tracker.set_world(*shard)
+            if not isinstance(shard, (tuple, list)) or len(shard) != 2:
+                raise ValueError(f"shard must be a pair (rank, size), not {shard!r}")
+            tracker.set_world(
+                whole_number("the rank of shard", shard[0], 0), whole_number("the size of shard", shard[1], 1)
+            )
         if tracker.plan.shards is not None:
             self._identity["shards"] = tracker.plan.shards
             pin_threads()
@@ -265,7 +268,7 @@ class PositionedLoader(Generic[T]):
             )
         if epoch != self._tracker.epoch:
             self._entered_at = 0
-            self._end_iteration()
+            self._iteration.end()
             self._tracker.follow(self._own_spec)
             self._tracker.seek(epoch, 0)
             self._empty_iterations = 0
@@ -274,13 +277,13 @@ class PositionedLoader(Generic[T]):
     def start_over(self) -> None:
         """Go back to the first row of the epoch, unless the position was loaded; see ``StartsOver``."""
         if not (self._in_state or self._restored):
-            self._end_iteration("the elastic function was entered")
+            self._iteration.end("the elastic function was entered")
             self._tracker.follow(self._own_spec)
             self._tracker.seek(self._tracker.epoch, 0)
 
     def set_world(self, rank: int, size: int) -> None:
         """Take a rank in a new world and a new entry into the training function; see ``ElasticLoader``."""
-        self._end_iteration("the elastic function was entered")
+        self._iteration.end("the elastic function was entered")
         self._in_state = True
         self._kernels = {} if self.shards is None else kernels_here()
         self._empty_iterations = 0
@@ -340,7 +343,7 @@ class PositionedLoader(Generic[T]):
                 f"the same {key}"
             )
         self._compare_kernels(state)
-        self._end_iteration("the loader went to a saved position")
+        self._iteration.end("the loader went to a saved position")
         begun = as_described(self._own_spec, state.get("order")) if state["position"] else None
         self._tracker.follow(begun or self._own_spec)
         self._tracker.seek(state["epoch"], state["position"])
@@ -410,7 +413,7 @@ class PositionedLoader(Generic[T]):
         return Timing(before, after, tuple(everybody), unit, period, plan.batch(tracker.size))
 
     def __iter__(self) -> Iterator[T]:
-        self._end_iteration("another iteration over this loader was begun")
+        self._iteration.end("another iteration over this loader was begun")
         if not self._in_state:
             if not self._restored:
                 self._tracker.follow(self._own_spec)
@@ -429,9 +432,7 @@ class PositionedLoader(Generic[T]):
                 )
         if self._tracker.exhausted and self._tracker.total and not self._tracker.position:
             self._explain_no_batch()
-        iterator = Iteration(self._iterate())
-        self._iterator = weakref.ref(iterator)
-        return iterator
+        return self._iteration.begin(self._iterate())
 
     def _explain_no_batch(self) -> None:
         """Refuse a batch that no world could fill, and warn of one that this world cannot fill: nothing would train."""
@@ -446,7 +447,7 @@ class PositionedLoader(Generic[T]):
 
     def close(self) -> None:
         """End the current iteration, stop reading ahead and close files. A new iteration opens them again."""
-        self._end_iteration()
+        self._iteration.end()
 
     def _iterate(self) -> Generator[T, None, None]:
         tracker = self._tracker
@@ -490,10 +491,3 @@ class PositionedLoader(Generic[T]):
             return None
         place = (self._own_spec.seed, self.epoch, step.start)
         return Cut(self.shards, step.rows, place, self._delivers_parts, self._tracker.shares)
-
-    def _end_iteration(self, by: str = "") -> None:
-        """End the current iteration. ``by`` says what ends it, if user code does not expect this."""
-        iterator = self._iterator() if self._iterator is not None else None
-        self._iterator = None
-        if iterator is not None:
-            iterator.end(by)

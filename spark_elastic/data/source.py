@@ -48,6 +48,9 @@ class Source:
         self.locations = locations
         self._open: OrderedDict[tuple[int, str], _OpenFile] = OrderedDict()
 
+    def __getstate__(self) -> dict[str, object]:
+        return {**vars(self), "_open": OrderedDict()}
+
     def __enter__(self) -> Source:
         return self
 

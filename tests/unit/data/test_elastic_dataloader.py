@@ -29,9 +29,24 @@ def test_an_epoch_holds_every_item_once_in_an_order_of_its_own() -> None:
     assert isinstance(loader, ElasticLoader)
 
 
-def test_a_loader_can_be_pickled() -> None:
+def test_a_loader_can_be_pickled_also_while_it_is_iterated() -> None:
     loader = ElasticDataLoader(Numbers(20), 8)
-    assert items(pickle.loads(pickle.dumps(loader))) == items(loader)
+    expected = items(loader)
+    assert items(pickle.loads(pickle.dumps(loader))) == expected
+    iterator = iter(loader)
+    begun = next(iterator).tolist()
+    assert items(pickle.loads(pickle.dumps(loader))) == expected
+    assert begun + [item for batch in iterator for item in batch.tolist()] == expected, (
+        "the copy has not ended this iteration"
+    )
+
+
+@pytest.mark.parametrize("shard", [5, (0,), "01", (0.0, 2), (True, 2), (-1, 2), (0, 0), (2, 2)], ids=str)
+def test_a_shard_is_a_rank_below_a_size(shard: Any) -> None:
+    with pytest.raises(
+        ValueError, match=r"shard must be a pair|of shard must be a whole number|must be from 0 and below size"
+    ):
+        ElasticDataLoader(Numbers(20), 8, shard=shard)
 
 
 def test_unshuffled_items_come_in_order() -> None:

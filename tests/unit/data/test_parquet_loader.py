@@ -38,6 +38,15 @@ def test_an_epoch_holds_every_row_once_in_an_order_of_its_own(dataset: Path) -> 
     assert second != first
 
 
+def test_a_loader_that_is_being_iterated_can_be_pickled(dataset: Path) -> None:
+    """Such as one at a script's top level, whose first batch was looked at, and that the training function uses."""
+    loader = ParquetLoader(dataset, 16)
+    iterator = iter(loader)
+    begun = next(iterator)["id"].tolist()
+    copied = pickle.loads(pickle.dumps(loader))
+    assert begun + [number for batch in iterator for number in batch["id"].tolist()] == ids(copied)
+
+
 def test_unshuffled_rows_come_in_the_order_of_the_files(dataset: Path) -> None:
     assert ids(ParquetLoader(dataset, 16, shuffle=False)) == list(range(203))
 
