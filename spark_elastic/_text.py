@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import reprlib
 from urllib.parse import unquote
 
 # What comes before the host in a URL: all up to the last @ ahead of the path. If there is none, a colon that does not begin a
@@ -12,6 +13,9 @@ _USERINFO = re.compile(r"(?<=://)(?:[^/?]*@|[^/?@:]*:(?!\d+(?:[/?]|$))(?:[^?]*|.
 _PARAMETER = re.compile(r"(?<![^&])([^=&]*)=([^&]*)")
 # The parameters in a URL's query whose values are shown. Those of all others may be secrets.
 _OPEN_PARAMETERS = {"endpoint_override", "region", "scheme"}
+
+_BRIEF = reprlib.Repr()
+_BRIEF.maxother = _BRIEF.maxstring = 200
 
 
 def as_utf8(text: str) -> str:
@@ -25,6 +29,11 @@ def shortened(text: str, most: int) -> str:
         return text
     half = most // 2
     return f"{text[:half]}\n[… {len(text) - 2 * half:,} characters are left out …]\n{text[-half:]}"
+
+
+def brief(value: object) -> str:
+    """Return a value's repr, shortened; its class and address if the repr fails."""
+    return _BRIEF.repr(value)
 
 
 def shown(url: str | os.PathLike[str]) -> str:

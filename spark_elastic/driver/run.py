@@ -17,7 +17,7 @@ from spark_elastic._callables import is_deferred
 from spark_elastic._integers import whole_number
 from spark_elastic._pickling import dumps
 from spark_elastic._seconds import seconds_from
-from spark_elastic._text import shown
+from spark_elastic._text import brief, shown
 from spark_elastic._urls import without_file_scheme
 from spark_elastic.checkpoint.best import Metric, metric_of
 from spark_elastic.checkpoint.naming import INTERVAL, KEPT
@@ -258,7 +258,7 @@ def _unpickle_result(place: int, result: bytes) -> Any:
 def _pickle_call(fn: object, args: Sequence[object], kwargs: Mapping[str, object] | None) -> bytes:
     if not callable(fn):
         raise TypeError(
-            f"fn must be callable, not {fn!r}: give the function itself, as in run(train_fn, args=(3,)), and not what a call of "
+            f"fn must be callable, not {brief(fn)}: give the function itself, as in run(train_fn, args=(3,)), and not what a call of "
             "it has returned"
         )
     if is_deferred(fn):
@@ -267,9 +267,9 @@ def _pickle_call(fn: object, args: Sequence[object], kwargs: Mapping[str, object
             "a plain function, which may call asyncio.run(…)"
         )
     if isinstance(args, (str, bytes)) or not isinstance(args, Sequence):
-        raise TypeError(f"args must be a sequence of arguments for fn, not {args!r}")
+        raise TypeError(f"args must be a sequence of arguments for fn, not {brief(args)}")
     if kwargs is not None and not isinstance(kwargs, Mapping):
-        raise TypeError(f"kwargs must be a dict of arguments for fn, not {kwargs!r}")
+        raise TypeError(f"kwargs must be a dict of arguments for fn, not {brief(kwargs)}")
     try:
         inspect.signature(fn).bind(*args, **(kwargs or {}))
     except TypeError as error:
@@ -281,7 +281,7 @@ def _pickle_call(fn: object, args: Sequence[object], kwargs: Mapping[str, object
             dumps(value)
         except Exception as error:
             raise TypeError(
-                f"{name} cannot be pickled, so it cannot travel to the workers: {value!r}: {error}. Create what cannot "
+                f"{name} cannot be pickled, so it cannot travel to the workers: {brief(value)}: {error}. Create what cannot "
                 "travel (sessions, locks, open files) inside fn"
             ) from error
     return dumps((fn, tuple(args), dict(kwargs or {})))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_elastic._text import as_utf8, shortened, shown, without_secrets
+from spark_elastic._text import as_utf8, brief, shortened, shown, without_secrets
 
 
 def test_what_utf8_cannot_encode_is_escaped() -> None:
@@ -14,6 +14,17 @@ def test_what_utf8_cannot_encode_is_escaped() -> None:
 def test_of_a_long_text_its_beginning_and_its_end_are_left() -> None:
     assert shortened("abcd", 4) == "abcd"
     assert shortened("ab" + 7 * "x" + "yz", 4) == "ab\n[… 7 characters are left out …]\nyz"
+
+
+class Unprintable:
+    def __repr__(self) -> str:
+        raise RuntimeError("it was closed")
+
+
+def test_a_brief_text_of_a_value_has_an_end_and_never_fails() -> None:
+    assert brief(("a", 1)) == "('a', 1)"
+    assert len(brief("x" * 9000)) == 200
+    assert brief([Unprintable()]).startswith("[<Unprintable instance at 0x")
 
 
 @pytest.mark.parametrize(
