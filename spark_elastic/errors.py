@@ -210,6 +210,12 @@ FAILED_BY: Mapping[str, type[TrainingFailedError]] = {
 }
 
 
+def public_name(error: BaseException) -> str:
+    """Return the name of the error's nearest class in this module; empty for errors that are not of this package."""
+    kinds = (kind.__name__ for kind in type(error).__mro__ if kind.__module__ == __name__)
+    return next(kinds, "") if isinstance(error, SparkElasticError) else ""
+
+
 class JobCancelledError(SparkElasticError):
     """The job was ended from outside: the SparkContext stopped, or the job's Spark jobs were cancelled."""
 

@@ -128,13 +128,30 @@ class CheckpointDirectory:
         return read_listing(path if kind == FileType.File else f"{path}/" for path, kind in paths)
 
     def try_to_write(self) -> None:
-        """Write a file and remove it. Raises ``CheckpointError`` for the path of a file, else the error of the store."""
+        """Write a file and remove it.
+
+        Raises ``CheckpointError`` for the path of a file and for the folder of one checkpoint, else the error of the store.
+        """
         self.list()
+        self._refuse_one_checkpoint()
         trial = f"trial-{secrets.token_hex(8)}"
         try:
             self._write(trial, [b"trial\n"])
         finally:
             _try_to_remove(partial(self._delete, trial), trial)
+
+    def _refuse_one_checkpoint(self) -> None:
+        """Raise ``CheckpointError`` if the directory is a checkpoint itself: its job would remove what others write there."""
+        try:
+            with self._open(MANIFEST) as stream:
+                msgspec.convert(load_json(stream.read(MOST_MANIFEST_BYTES)), CheckpointManifest)
+        except (_NotAFile, msgspec.MsgspecError, ValueError, RecursionError):
+            return
+        raise CheckpointError(
+            f"{self.name} is one checkpoint, and checkpoint= is the folder in which a job keeps its checkpoints: give the folder "
+            "around it, and the job goes on from the newest one there. To begin from this one, give a new folder, and load it in "
+            "your function by load_checkpoint or load_model"
+        )
 
     # ------------------------------------------------------------------ attempts
 
@@ -144,6 +161,7 @@ class CheckpointDirectory:
         Runs that claim at the same time all write first and list afterwards, so of two runs with the same number, at least one
         sees the other. A run that sees another claim as high as its own gives up its claim and tries a higher number.
         """
+        self._refuse_one_checkpoint()
         token = secrets.token_hex(8)
         for tries in range(CLAIM_TRIES):
             mine = Claim(self.list().highest_attempt + 1 + secrets.randbelow(2**tries), token)
@@ -162,8 +180,8 @@ class CheckpointDirectory:
     def check_claim(self, attempt: int) -> Listing:
         """Return the listing. Raises ``SupersededError`` if a later run has claimed the directory.
 
-        Raises ``CheckpointError`` if the claim is not listed: on this machine, the URL then names another place, or, if it was
-        listed before (``RemovedError``), the directory is gone.
+        Raises ``CheckpointError`` if the claim is not listed: on this machine, the URL names another place, or the directory is
+        gone; ``RemovedError`` if this object has seen the claim there before, so that it is gone.
         """
         listing = self.list()
         newest = max((claim.attempt for claim in listing.claims), default=0)
@@ -179,8 +197,8 @@ class CheckpointDirectory:
             )
         if newest < attempt:
             raise CheckpointError(
-                f"on this machine {self.name} does not show the claim that the driver has written there; checkpoint= has to name "
-                "a place that all machines share"
+                f"on this machine {self.name} does not show the claim that the driver has written there: the directory was "
+                "removed while the job ran, or checkpoint= names another place here, and has to name one that all machines share"
             )
         self._has_shown_claim = True
         return listing

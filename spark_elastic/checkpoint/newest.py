@@ -6,23 +6,26 @@ import functools
 import logging
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
 
 from spark_elastic._text import shown
 from spark_elastic.checkpoint.best import Metric, best_first
 from spark_elastic.checkpoint.content import SavedState, decode
 from spark_elastic.checkpoint.directory import CheckpointDirectory
 from spark_elastic.checkpoint.naming import CheckpointName, read_name
-from spark_elastic.checkpoint.skeleton import COMPILED, WRAPPER_MARK, StateDict, Tree
+from spark_elastic.checkpoint.skeleton import COMPILED, WRAPPER_MARK, StateDict, Tree, map_tree
+from spark_elastic.checkpoint.tree import OpaqueObject
 from spark_elastic.errors import CheckpointError, DamagedError
-
-if TYPE_CHECKING:
-    import torch
 
 logger = logging.getLogger("spark_elastic")
 
-Module = TypeVar("Module", bound="torch.nn.Module")
+# Reading ends after this many checkpoints that a running job has removed meanwhile.
+_MOST_REMOVED = 10
+
+Module = TypeVar("Module", bound=torch.nn.Module)
 
 
 def load_checkpoint(
@@ -87,14 +90,15 @@ def load_model(
     Args:
         url: the folder that was passed to ``run(checkpoint=)``, or the folder of one checkpoint in it.
         module: the module that takes the weights, also within ``DistributedDataParallel`` or ``torch.compile``.
-        name: the model's name in the State.
+        name: the model's name in the State, such as ``model``; ``nets['critic']`` and ``nets[0]`` name one in a container.
         best: load the best checkpoint instead, as ``load_checkpoint`` does.
         storage_options: options with which fsspec opens the folder, such as credentials and endpoints.
 
     Weights are converted to the module's dtypes without a warning, also to half or double precision. Neither a job nor Spark is
     needed, and no code from the checkpoint is run. Raises the errors of ``load_checkpoint``,
-    ``CheckpointError`` if the checkpoint has no model of this name or the weights do not fit the module, which may then have
-    received some of them, and ``ValueError`` for a module on the meta device.
+    ``CheckpointError`` if the checkpoint has no model of this name, if code would be needed for something that its
+    ``get_extra_state`` returned, or if the weights do not fit the module, which may then have received some of them, and
+    ``ValueError`` for a module on the meta device.
     """
     if isinstance(module, type) or not (hasattr(module, "load_state_dict") and hasattr(module, "parameters")):
         raise TypeError(f"module must be a torch.nn.Module, not {module!r}")
@@ -103,15 +107,16 @@ def load_model(
             "module is on the meta device, without memory for weights: call its to_empty(device='cpu') first"
         )
     objects = load_checkpoint(url, best=best, storage_options=storage_options)
-    models = [each for each, value in objects.items() if hasattr(value, "_metadata")]
+    models = dict(_models_in(objects))
     if name not in models:
         found = f"only {', '.join(map(repr, models))}" if models else "none"
         raise CheckpointError(f"{shown(url)} has no model named {name!r}, {found}")
-    plain = getattr(module, "_orig_mod", module)  # the module inside torch.compile's wrapper
+    plain = getattr(module, COMPILED, module)  # the module inside torch.compile's wrapper
     if type(plain).__name__ == "DistributedDataParallel":
         plain = plain.module
+    _check_is_plain(models[name], f"the model {name!r} of {shown(url)}")
     try:
-        plain.load_state_dict(objects[name])
+        plain.load_state_dict(_named_as_in(plain, models[name]))
     except RuntimeError as error:
         raise CheckpointError(f"the model {name!r} of {shown(url)} does not fit the module: {error}") from error
     return module
@@ -127,7 +132,7 @@ def load_newest(
 
     Raises ``DamagedError`` if all are damaged, so that a job starts over only if its user decides so.
     """
-    return _load_first(directory, directory.list().restricted(only).newest_first, load, skipped)
+    return _load_first(directory, lambda: directory.list().restricted(only).newest_first, load, skipped)
 
 
 def load_best(directory: CheckpointDirectory, load: Callable[[CheckpointName], SavedState]) -> SavedState | None:
@@ -135,33 +140,51 @@ def load_best(directory: CheckpointDirectory, load: Callable[[CheckpointName], S
 
     Raises ``DamagedError`` if all that have a score are damaged.
     """
-    scores = directory.scores(directory.list().scored)
-    if not scores:
-        return None
-    newest = scores[max(scores)]
-    return _load_first(directory, best_first(scores, Metric(newest.metric, newest.mode)), load)
+
+    def choose() -> Sequence[CheckpointName]:
+        scores = directory.scores(directory.list().scored)
+        if not scores:
+            return ()
+        newest = scores[max(scores)]
+        return best_first(scores, Metric(newest.metric, newest.mode))
+
+    return _load_first(directory, choose, load)
 
 
 def _load_first(
     directory: CheckpointDirectory,
-    names: Sequence[CheckpointName],
+    choose: Callable[[], Sequence[CheckpointName]],
     load: Callable[[CheckpointName], SavedState],
     skipped: Callable[[CheckpointName], None] = lambda name: None,
 ) -> SavedState | None:
-    """Load the first undamaged checkpoint of ``names``; None if it is empty. Raises ``DamagedError`` if all are damaged."""
-    reason = ""
-    for name in names:
+    """Load the first undamaged checkpoint of those that ``choose`` lists; None if it lists none.
+
+    One that fails and is not listed any more is not damaged: a job has removed it, after it wrote others. Raises
+    ``DamagedError`` if all that are listed are damaged, and ``CheckpointError`` if each is removed while it is read.
+    """
+    names, failed = choose(), set[CheckpointName]()
+    removed = 0
+    while removed < _MOST_REMOVED and (name := next((each for each in names if each not in failed), None)) is not None:
         try:
             return load(name)
         except DamagedError as error:
-            logger.warning("%s; it is skipped", error)
+            names, reason = choose(), error
+            failed.add(name)
+        if name in names:
+            logger.warning("%s; it is skipped", reason)
             skipped(name)
-            reason = str(error)
-    if names:
-        raise DamagedError(
-            f"all {len(names)} checkpoints of {directory.name} are damaged; remove them to start over. The last tried: {reason}"
+        else:
+            removed += 1
+    if not failed:
+        return None
+    if removed == _MOST_REMOVED or not names:
+        raise CheckpointError(
+            f"{removed} checkpoints of {directory.name} were removed while they were read: a job writes there faster than this "
+            "process reads. Try again once it has ended, or have it keep more by checkpoint_keep="
         )
-    return None
+    raise DamagedError(
+        f"all {len(names)} checkpoints of {directory.name} are damaged; remove them to start over. The last tried: {reason}"
+    )
 
 
 def _state_dicts(value: Tree) -> object:
@@ -172,17 +195,59 @@ def _state_dicts(value: Tree) -> object:
         return type(value)(_state_dicts(entry) for entry in value)
     if type(value) is dict:
         return {key: _state_dicts(entry) for key, entry in value.items()}
-    return value
+    return value.detach() if isinstance(value, torch.Tensor) else value
 
 
 def plain_names(weights: Any) -> object:
     """Rename a module's weights as if it had been neither wrapped by ``DistributedDataParallel`` nor compiled."""
     if not hasattr(weights, "_metadata"):
         return weights
-    wrappers = {path for path, facts in weights._metadata.items() if facts.get(WRAPPER_MARK)}
-    renamed: Any = OrderedDict((_plain_name(name, wrappers), value) for name, value in weights.items())
-    renamed._metadata = OrderedDict((_plain_name(path, wrappers), facts) for path, facts in weights._metadata.items())
-    return renamed
+    wrappers = _wrappers(weights)
+    return _renamed(weights, lambda name: _plain_name(name, wrappers), lambda path: _plain_name(path, wrappers))
+
+
+def _renamed(weights: Any, name_of: Callable[[str], str], path_of: Callable[[str], str]) -> Mapping[str, Any]:
+    """Give a module's weights, and its parts in the metadata, other names."""
+    renamed: Any = OrderedDict((name_of(name), value) for name, value in weights.items())
+    renamed._metadata = OrderedDict((path_of(path), facts) for path, facts in weights._metadata.items())
+    named: Mapping[str, Any] = renamed
+    return named
+
+
+def _models_in(objects: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the state dicts of modules, with the names of their places in the State."""
+    for name, value in objects.items():
+        if hasattr(value, "_metadata"):
+            yield name, value
+        elif type(value) in (dict, list, tuple):
+            entries = value.items() if isinstance(value, dict) else enumerate(value)
+            yield from _models_in({f"{name}[{key!r}]": entry for key, entry in entries})
+
+
+def _check_is_plain(weights: object, what: str) -> None:
+    """Raise ``CheckpointError`` if a module's state needs code for something in it."""
+
+    def check(value: object) -> None:
+        if isinstance(value, OpaqueObject):
+            raise CheckpointError(
+                f"{what} has a {value.kind}, which needs code from the checkpoint, and none is run: have get_extra_state return "
+                "plain values and tensors"
+            )
+
+    map_tree(check, weights)
+
+
+def _named_as_in(module: torch.nn.Module, weights: Any) -> Mapping[str, Any]:
+    """Give weights with the names of a plain module the names that the module has, parts of which may be compiled."""
+    here: Any = module.state_dict()
+    wrappers = _wrappers(here)
+    names = {_plain_name(name, wrappers): name for name in here}
+    paths = {_plain_name(path, wrappers): path for path in here._metadata}
+    return _renamed(weights, lambda name: names.get(name, name), lambda path: paths.get(path, path))
+
+
+def _wrappers(weights: Any) -> set[str]:
+    return {path for path, facts in weights._metadata.items() if facts.get(WRAPPER_MARK)}
 
 
 def _plain_name(name: str, wrappers: Collection[str]) -> str:

@@ -46,9 +46,10 @@ class StateDict:
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """Stands in a skeleton for the tensor with this number."""
+    """Stands in a skeleton for the tensor with this number. ``is_learned``: it is one by itself that requires gradients."""
 
     index: int
+    is_learned: bool = False
 
 
 @dataclass(frozen=True, slots=True)

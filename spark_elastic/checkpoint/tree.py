@@ -61,7 +61,7 @@ class TreeEncoder:
         if encode is not None:
             return encode(self, value, path)
         if type(value) is torch.Tensor and value.layout == torch.strided and not value.is_quantized:
-            return self._tensor(value.detach().contiguous(), str(value.device), path)
+            return self._tensor(value.detach().contiguous(), str(value.device), path, False)
         if type(value) is numpy.ndarray and value.dtype.kind in _NUMPY_KINDS:
             content = torch.empty(value.nbytes, dtype=torch.uint8)
             content.numpy().data[:] = value.tobytes()
@@ -72,11 +72,12 @@ class TreeEncoder:
         return {"$object": len(self.objects) - 1, "kind": f"{kind.__module__}.{kind.__qualname__}"}
 
     def _leaf(self, leaf: Leaf, path: str) -> Json:
-        return self._tensor(self._views[leaf.index], self._devices[leaf.index], path)
+        return self._tensor(self._views[leaf.index], self._devices[leaf.index], path, leaf.is_learned)
 
-    def _tensor(self, tensor: torch.Tensor, device: str, path: str) -> Json:
+    def _tensor(self, tensor: torch.Tensor, device: str, path: str, is_learned: bool) -> Json:
         name, kind = self._keep(tensor, path), device.partition(":")[0]
-        return {"$tensor": name} if kind == "cpu" else {"$tensor": name, "device": kind}
+        place: dict[str, Json] = {} if kind == "cpu" else {"device": kind}
+        return {"$tensor": name, **place, **({"requires_grad": True} if is_learned else {})}
 
     def _keep(self, tensor: torch.Tensor, path: str) -> str:
         """Name a tensor after its path, changed so that every JSON reader accepts the name and no other tensor has it."""
@@ -172,9 +173,10 @@ class TreeDecoder:
             return {key: self.decode(entry) for key, entry in node.items()}
         return _DECODERS[tag](self, node.pop(tag), **node)
 
-    def _tensor(self, name: str, device: str = "cpu") -> torch.Tensor:
+    def _tensor(self, name: str, device: str = "cpu", requires_grad: bool = False) -> torch.Tensor:
         tensor = self._tensors[name]
-        return tensor if device == "cpu" or self._device is None else tensor.to(self._device)
+        placed = tensor if device == "cpu" or self._device is None else tensor.to(self._device)
+        return placed.requires_grad_() if requires_grad else placed
 
     def _array(self, name: str, dtype: str, shape: list[int]) -> numpy.ndarray:
         data, kind = raw(self._tensors[name]).numpy().tobytes(), _numpy_dtype(dtype)
@@ -209,10 +211,17 @@ def _numpy_dtype(name: object) -> numpy.dtype[numpy.generic]:
     return dtype
 
 
+def _scalar(data: bytes, dtype: numpy.dtype[numpy.generic]) -> object:
+    return numpy.frombuffer(data, dtype)[0] if dtype.itemsize else dtype.type()  # an empty text has no bytes
+
+
+# Each NaN is one of its own, as a dict may have several as keys.
+_FLOATS = dict.fromkeys(("nan", "inf", "-inf"), float)
+
 _DECODERS: dict[str, Callable[..., object]] = {
     "$tensor": TreeDecoder._tensor,
     "$array": TreeDecoder._array,
-    "$scalar": lambda decoder, data, dtype: numpy.frombuffer(base64.b64decode(data), _numpy_dtype(dtype))[0],
+    "$scalar": lambda decoder, text, dtype: _scalar(base64.b64decode(text), _numpy_dtype(dtype)),
     "$state_dict": lambda decoder, node: StateDict(decoder.decode(node)),
     "$dict": lambda decoder, pairs: decoder._pairs(dict, pairs),
     "$ordered_dict": TreeDecoder._ordered,
@@ -221,7 +230,7 @@ _DECODERS: dict[str, Callable[..., object]] = {
     "$frozenset": lambda decoder, nodes: frozenset(decoder.decode(node) for node in nodes),
     "$bytes": lambda decoder, text: base64.b64decode(text, validate=True),
     "$complex": TreeDecoder._complex,
-    "$float": lambda decoder, text: {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}[text],
+    "$float": lambda decoder, text: _FLOATS[text](text),
     "$int": lambda decoder, text: int(text, 16),
     "$dtype": lambda decoder, name: dtype_of(name),
     "$device": lambda decoder, name: torch.device(name),

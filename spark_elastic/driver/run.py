@@ -258,8 +258,8 @@ def _unpickle_result(place: int, result: bytes) -> Any:
 def _pickle_call(fn: object, args: Sequence[object], kwargs: Mapping[str, object] | None) -> bytes:
     if not callable(fn):
         raise TypeError(
-            f"fn must be callable, not {brief(fn)}: give the function itself, as in run(train_fn, args=(3,)), and not what a call of "
-            "it has returned"
+            f"fn must be callable, not {brief(fn)}: give the function itself, as in run(train_fn, args=(3,)), and not what a "
+            "call of it has returned"
         )
     if is_deferred(fn):
         raise TypeError(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import time
 from collections.abc import Mapping
 
 import torch
@@ -19,8 +21,8 @@ class FitState(se.TorchState):
     measured numbers, and their sums over the epoch so far, weighted by the rows' weights; the last sum is that of the weights.
     sizes: the sizes of the worlds that have trained in this epoch. history: a line of JSON for each finished epoch. stopped:
     the number of epochs requested when a callback stopped training, else 0. best: the weights that a callback has kept.
-    started: when the epoch began. callbacks: the pickled callbacks. callbacks_given: a description of the callbacks that the
-    fit began with. begun: the id of the fit for which ``on_fit_begin`` was called.
+    seconds: how long the epoch has been trained, as this rank has it. callbacks: the pickled callbacks. callbacks_given: a
+    description of the callbacks that the fit began with. begun: the id of the fit for which ``on_fit_begin`` was called.
     """
 
     epoch: int
@@ -32,13 +34,27 @@ class FitState(se.TorchState):
     history: bytes
     stopped: int
     best: dict[str, object] | None
-    started: float
+    seconds: float
     callbacks: bytes
     callbacks_given: str
     begun: str
 
+    # When this process has counted seconds last.
+    _counted_at = math.inf
+
+    def count_seconds(self) -> None:
+        """Add the time since the last call in this process. So no time counts in which the fit was not running."""
+        now = time.monotonic()
+        self.seconds += max(0.0, now - self._counted_at)
+        self._counted_at = now
+
+    def commit(self, durable: bool = False) -> None:
+        """Commit with the seconds until now; see ``State.commit``."""
+        self.count_seconds()
+        super().commit(durable)
+
     def _compared_values(self) -> dict[str, object]:
-        return {name: value for name, value in super()._compared_values().items() if name != "started"}
+        return {name: value for name, value in super()._compared_values().items() if name != "seconds"}
 
 
 def history_of(state: FitState) -> list[Metrics]:

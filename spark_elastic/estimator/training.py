@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -135,7 +134,7 @@ class Trainer:
             history=b"",
             stopped=0,
             best=None,
-            started=0.0,
+            seconds=0.0,
             callbacks=self.plan.callbacks,
             callbacks_given=self.plan.callbacks_given,
             begun="",
@@ -157,8 +156,7 @@ class Trainer:
         self.callbacks.begin(state)
         # A callback stops training only for the number of epochs requested at the time: a fit that requests more continues.
         while max(state.epoch, state.stopped) < self.plan.epochs:
-            if not state.started:
-                state.started = time.time()
+            state.count_seconds()
             if state.sizes[-1:] != [se.size()]:
                 state.sizes = [*state.sizes, se.size()]
             self._train_epoch(state)
@@ -421,17 +419,14 @@ class Trainer:
             watched = metrics.get("val_loss", metrics["loss"])
             plateau = isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
             self.scheduler.step(*([watched] if plateau else []))
-        metrics |= {
-            "rows": self.loader.rows_processed,
-            "seconds": time.time() - state.started,
-            "sizes": list(state.sizes),
-        }
+        state.count_seconds()
+        metrics |= {"rows": self.loader.rows_processed, "seconds": state.seconds, "sizes": list(state.sizes)}
         metrics, state.callbacks, stop, keep = self.callbacks.end_epoch(state, metrics)
         if keep:
             state.best = kept_weights(weights_of(self.model.module))
         # The history is kept as bytes, which commits do not copy, however many epochs it covers.
         state.history += json.dumps(metrics, default=_as_plain).encode() + b"\n"
-        state.epoch, state.step, state.sums, state.sizes, state.started = state.epoch + 1, 0, None, [], 0.0
+        state.epoch, state.step, state.sums, state.sizes, state.seconds = state.epoch + 1, 0, None, [], 0.0
         state.stopped = self.plan.epochs if stop else 0
         self.loader.set_epoch(state.epoch)
         state.commit(durable=True)

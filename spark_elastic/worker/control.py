@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Protocol
 
 from spark_elastic._text import as_utf8, shortened
-from spark_elastic.errors import ScriptFailedError, SparkElasticError, WorkerLostError
+from spark_elastic.errors import ScriptFailedError, WorkerLostError, public_name
 from spark_elastic.protocol import messages as m
 from spark_elastic.protocol.connection import Connection, ConnectionLostError, encode
 from spark_elastic.protocol.reports import Report
@@ -129,7 +129,7 @@ class ControlClient:
     def failed(self, error: BaseException, fatal: bool = False) -> None:
         """Tell the driver of an exception; nothing more comes from this worker."""
         text = _in_words(error)
-        kind = type(error).__name__ if isinstance(error, SparkElasticError) else ""
+        kind = public_name(error)
         if getattr(error, "is_final", False):
             fatal = True
             text = str(error) if kind else text

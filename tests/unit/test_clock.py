@@ -20,7 +20,6 @@ WHY = {
     "estimator/dataset.py": "files that nobody has written to for a day are told by the times that their store gives them",
     "estimator/temporary_store.py": "folders without a lock for a day are told by the times that the file system gives them",
     "timeline/server.py": "how long a log has been silent is told by the time at which its file was written to",
-    "estimator/training.py": "the seconds of a fit's history, which outlives processes and machines; nothing depends on them",
 }
 
 

@@ -31,6 +31,24 @@ def test_what_workers_raise_about_checkpoints_and_data_ends_a_job_with_an_error_
         assert str(again) == str(kind("it broke", (FAILURE,)))
 
 
+class OwnError(errors.CheckpointError):
+    """Not of that module."""
+
+
+@pytest.mark.parametrize(
+    ("error", "name"),
+    [
+        (OwnError("x"), "CheckpointError"),
+        (errors.DamagedError("x"), "DamagedError"),
+        (ValueError("x"), ""),
+        (WorkerLostError("x"), ""),
+    ],
+    ids=repr,
+)
+def test_a_job_fails_with_the_public_class_of_what_a_worker_raised(error: Exception, name: str) -> None:
+    assert errors.public_name(error) == name
+
+
 def test_a_state_that_is_lost_ends_the_job_as_such() -> None:
     assert errors.FAILED_BY[StateLostError.__name__] is StateLostError
 

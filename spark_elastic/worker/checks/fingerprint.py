@@ -118,7 +118,7 @@ def _to_numbers(tensors: Sequence[torch.Tensor]) -> list[Any]:
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.is_complex():
-        tensor = torch.view_as_real(tensor)
+        tensor = torch.view_as_real(tensor.resolve_conj())
     return tensor.reshape(-1).contiguous()
 
 

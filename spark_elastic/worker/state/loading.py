@@ -163,7 +163,7 @@ class Loading:
                 "on with a tensor that is no longer in the State"
             )
         if id(target) in self._filled or not fits(target, kept):
-            return kept.clone()
+            return kept.detach().clone().requires_grad_(kept.requires_grad)
         self._filled.add(id(target))
         with writing_to([target]):
             target.copy_(kept)

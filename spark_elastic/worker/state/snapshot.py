@@ -159,7 +159,7 @@ def flatten(tree: object, found: Found, keep: Keep = as_state_dict, remembered: 
             if is_constant(value):
                 found.constants.append(len(found.tensors))
             found.tensors.append(value.detach() if value.requires_grad else value)
-            return Leaf(len(found.tensors) - 1)
+            return Leaf(len(found.tensors) - 1, owner is None and value.requires_grad and value.is_leaf)
         # A state dict may put the same array out again and again.
         return value if type(value) in PLAIN else _deep_copy(value, copies if owner is None else {}, holders, owner)
 
@@ -259,7 +259,7 @@ def unflatten(skeleton: object, tensors: list[torch.Tensor], copies: bool = True
 
     def give(value: object) -> object:
         if type(value) is Leaf:
-            return tensors[value.index]
+            return tensors[value.index].detach().requires_grad_() if value.is_learned else tensors[value.index]
         return value if not copies or type(value) in PLAIN else copy.deepcopy(value, copied)
 
     return map_tree(give, skeleton)

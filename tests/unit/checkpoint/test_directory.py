@@ -241,6 +241,26 @@ def test_a_machine_that_sees_another_place_says_so(tmp_path: Path) -> None:
         CheckpointDirectory(str(tmp_path / "executors")).check_claim(attempt)
 
 
+def test_the_folder_of_one_checkpoint_is_refused_as_that_of_a_job(directory: CheckpointDirectory) -> None:
+    """Its own job would remove what another job has written there."""
+    fill(FIRST, directory)
+    one = CheckpointDirectory(f"{directory.url}/{FIRST}")
+    for use in (one.try_to_write, one.claim):
+        with pytest.raises(
+            CheckpointError, match="is one checkpoint, and checkpoint= is the folder in which a job keeps"
+        ):
+            use()
+    assert directory.list().complete == {FIRST}
+    assert not one.list().claims
+
+
+def test_another_programs_manifest_is_no_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text('{"version": "1.0", "name": "a web page"}')
+    directory = CheckpointDirectory(str(tmp_path))
+    directory.try_to_write()
+    assert directory.claim() == 1
+
+
 # ---------------------------------------------------------------- damage
 
 

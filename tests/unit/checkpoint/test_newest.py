@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from spark_elastic.checkpoint.content import encode
 from spark_elastic.checkpoint.directory import CheckpointDirectory
 from spark_elastic.checkpoint.naming import CheckpointName
 from spark_elastic.checkpoint.skeleton import StateDict
-from spark_elastic.errors import CheckpointError
+from spark_elastic.errors import CheckpointError, DamagedError
 from spark_elastic.worker.state.objects import ObjectState
 from tests.unit.worker.state.test_snapshot import same, taken
 
@@ -70,6 +71,106 @@ def test_load_model_of_a_state_without_a_model_says_so(stage: Stage, url: str) -
         load_model(url, torch.nn.Linear(1, 1))
 
 
+def saved_models(folder: Path, **objects: Any) -> None:
+    content = {"steps": 1, "size": 1, "objects": objects}
+    CheckpointDirectory(str(folder)).write(CheckpointName(1, 1, 1), encode(taken(content)))
+
+
+def test_models_in_containers_have_names(tmp_path: Path) -> None:
+    nets = {"critic": torch.nn.Linear(2, 1), "others": [torch.nn.Linear(3, 1)]}
+    saved_models(tmp_path, nets=nets)
+    for name, width in (("nets['critic']", 2), ("nets['others'][0]", 3)):
+        assert load_model(tmp_path, torch.nn.Linear(width, 1), name).in_features == width
+    with pytest.raises(CheckpointError, match=r"has no model named 'critic', only .nets\['critic'\]"):
+        load_model(tmp_path, torch.nn.Linear(2, 1), "critic")
+
+
+class Counting(torch.nn.Module):
+    """Has a state that only code could bring back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Any = Counter()
+
+    def get_extra_state(self) -> Any:
+        return self.seen
+
+    def set_extra_state(self, state: Any) -> None:
+        self.seen = state
+
+
+def test_a_model_of_which_only_code_could_bring_back_a_part_is_not_loaded_in_part(tmp_path: Path) -> None:
+    saved_models(tmp_path, model=torch.nn.Sequential(Counting()))
+    here = torch.nn.Sequential(Counting())
+    with pytest.raises(CheckpointError, match=r"the model 'model' of .* has a collections\.Counter, which needs code"):
+        load_model(tmp_path, here)
+    assert here[0].seen == Counter()
+
+
+def small() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+
+
+def compiled_in_part() -> torch.nn.Module:
+    net = small()
+    assert isinstance(net, torch.nn.Sequential)
+    net[1] = torch.compile(net[1])  # type: ignore[assignment]
+    return net
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        compiled_in_part,
+        lambda: DistributedDataParallel(torch.compile(small())),
+        lambda: torch.compile(DistributedDataParallel(small())),
+        lambda: torch.nn.Sequential(DistributedDataParallel(compiled_in_part())),
+    ],
+    ids=["in part", "wrapped compiled", "compiled wrapper", "within"],
+)
+def test_load_model_takes_the_network_that_was_trained_however_it_is_compiled(tmp_path: Path, make: Any) -> None:
+    model, here = make(), make()
+    for number, value in enumerate(model.state_dict().values()):
+        value.fill_(number)
+    saved_models(tmp_path, model=model)
+    assert load_model(tmp_path, here) is here
+    assert same(dict(here.state_dict()), dict(model.state_dict()))
+
+
+def test_a_checkpoint_that_a_running_job_removes_meanwhile_is_not_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = CheckpointDirectory(str(tmp_path))
+    attempt = job.claim()
+    written = 0
+
+    def goes_on() -> None:
+        nonlocal written
+        written += 1
+        content = {"steps": written, "size": 1, "objects": {"step": written}}
+        job.write(CheckpointName(attempt, 1, written), encode(taken(content)))
+        job.prune(attempt, keep=1)
+
+    goes_on()
+    listed, ahead = CheckpointDirectory.list, 3
+
+    def slow(self: CheckpointDirectory) -> Any:
+        nonlocal ahead
+        found = listed(self)
+        if self is not job and ahead:
+            ahead -= 1
+            goes_on()
+        return found
+
+    monkeypatch.setattr(CheckpointDirectory, "list", slow)
+    assert load_checkpoint(tmp_path) == {"step": 4}
+    assert not caplog.records
+    ahead = 100
+    with pytest.raises(CheckpointError, match=r"10 checkpoints of .* were removed while they were read") as raised:
+        load_checkpoint(tmp_path)
+    assert not isinstance(raised.value, DamagedError)
+
+
 def test_load_checkpoint_of_an_empty_directory_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="holds no complete checkpoint"):
         load_checkpoint(tmp_path)
@@ -84,10 +185,6 @@ class Holder(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.module = torch.nn.Linear(2, 1)
-
-
-def small() -> torch.nn.Module:
-    return torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
 
 
 @pytest.mark.parametrize(

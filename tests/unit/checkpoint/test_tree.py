@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy
 import pytest
+import torch
 from tampered_checkpoint import NEWER, Saved
 
 from spark_elastic import DamagedError
 from spark_elastic.checkpoint.content import decode
+from spark_elastic.checkpoint.skeleton import Leaf
+from spark_elastic.checkpoint.tree import TreeDecoder, TreeEncoder
 
 
 @pytest.mark.parametrize(
@@ -37,3 +41,25 @@ def test_an_object_that_is_not_in_its_file_is_damage(saved: Saved) -> None:
         saved.change_tree(objects={"own": {"$object": number, "kind": "x"}})
         with pytest.raises(DamagedError):
             decode(saved.directory, NEWER, unpickle=True)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        numpy.str_(""), numpy.bytes_(b""), [numpy.str_("a"), numpy.str_("")], numpy.float64(-0.0), numpy.array(["", "b"]),
+        {float("nan"): 1, numpy.float32("nan"): 2, -float("inf"): 3, float("-nan"): 4},
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_odd_values_come_back(value: Any) -> None:
+    encoder = TreeEncoder((), ())
+    node = json.loads(json.dumps(encoder.encode(value)))
+    found = TreeDecoder(encoder.tensors, [], None).decode(node)
+    assert repr(found) == repr(value)
+
+
+def test_a_tensor_that_collects_gradients_does_so_again() -> None:
+    encoder = TreeEncoder((torch.ones(2), torch.ones(3)), ("cpu", "cpu"))
+    node = json.loads(json.dumps(encoder.encode([Leaf(0, is_learned=True), Leaf(1)])))
+    learned, other = TreeDecoder(encoder.tensors, None, None).decode(node)
+    assert (learned.requires_grad, learned.is_leaf, other.requires_grad) == (True, True, False)

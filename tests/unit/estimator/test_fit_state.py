@@ -55,6 +55,25 @@ def test_commits_copy_no_constants_that_they_hold_and_restores_set_them(dataset:
         assert state._keeper.current.buffer.views[place].unique().tolist() == [value + 1]
 
 
+def test_no_time_counts_in_which_the_fit_was_not_running(dataset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr("spark_elastic.estimator.fit_state.time.monotonic", lambda: now)
+    state = Trainer(plan(dataset)).make_state()
+    state.count_seconds()
+    now += 2.0
+    state.commit()
+    now += 3.0
+    state.commit()
+    kept = state.seconds
+    now += 86_400.0  # another process goes on from the checkpoint
+    again = Trainer(plan(dataset)).make_state()
+    again.seconds = kept
+    again.count_seconds()
+    now += 1.0
+    again.commit()
+    assert again.seconds == 6.0
+
+
 def test_a_state_of_an_earlier_release_goes_on(dataset: str) -> None:
     state = Trainer(plan(dataset, epochs=3)).make_state()
     state.history, state.best = [{"epoch": 0, "left": 1}], None

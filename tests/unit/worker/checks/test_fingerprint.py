@@ -36,6 +36,11 @@ def test_tensors_of_any_dtype_have_figures(dtype: torch.dtype) -> None:
     assert figures(x=tensor).digest != figures(x=other).digest
 
 
+def test_a_conjugated_tensor_has_the_figures_of_its_values() -> None:
+    values = torch.tensor([1 + 2j])
+    assert figures(x=values.conj()).digest == figures(x=values.conj().resolve_conj()).digest != figures(x=values).digest
+
+
 def test_the_last_bit_counts_on_machines_of_one_kind() -> None:
     tensor = torch.ones(5)
     other = torch.nextafter(tensor, torch.tensor(2.0))

@@ -243,6 +243,15 @@ def test_compiled_modules_and_plain_ones_load_each_other(kept_compiled: bool, he
     assert next(here.parameters()).eq(7.0).all()
 
 
+def test_a_learned_tensor_for_which_there_is_none_here_goes_on_learning() -> None:
+    kept = torch.ones(2, requires_grad=True)
+    loaded = dict(Loading().load({}, {"x": kept}))["x"]
+    assert isinstance(loaded, torch.Tensor)
+    assert loaded.is_leaf
+    assert loaded.requires_grad
+    assert loaded.data_ptr() != kept.data_ptr()
+
+
 def test_a_tensor_whose_elements_share_memory_is_replaced_instead_of_written_to() -> None:
     present = torch.zeros(1).expand(3)
     loaded = dict(Loading().load({"x": present}, {"x": torch.arange(3.0)}))["x"]

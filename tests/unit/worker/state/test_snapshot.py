@@ -86,6 +86,15 @@ def test_tensors_of_any_layout_and_with_gradients_are_copied() -> None:
     assert same(taken(tree).content(), [tensor.detach().contiguous() for tensor in tree])
 
 
+def test_a_tensor_that_is_learned_by_itself_comes_out_so() -> None:
+    learned = torch.ones(2, requires_grad=True)
+    linear = torch.nn.Linear(1, 1)
+    out = taken({"learned": learned, "made": learned * 2, "fixed": torch.ones(2), "net": linear}).view()
+    assert [out[name].requires_grad for name in ("learned", "made", "fixed")] == [True, False, False]
+    assert out["learned"].is_leaf
+    assert not any(value.requires_grad for value in out["net"].content.values())
+
+
 def test_ordered_dicts_stay_what_they_are() -> None:
     content = taken(OrderedDict(b=torch.ones(1), a=1)).content()
     assert type(content) is OrderedDict
