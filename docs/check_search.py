@@ -55,6 +55,8 @@ NEEDS = {
     "time series": "data/",
     "oversampling": "recipes/imbalance/",
     "nested columns": "estimator/",
+    "breakpoint": "howto/debugging/",
+    "argparse": "howto/training/",
 }
 # The same, where no other page may be shown before it.
 FIRST_NEEDS = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import cloudpickle
@@ -45,7 +46,7 @@ TIMEOUTS: dict[str, Any] = {
     "join_patience": 3.0,
     "yield_after": 10.0,
 }
-_CALL = cloudpickle.dumps((train, (), {}))
+_CALL = cloudpickle.dumps((train, (), {}, tuple(sys.argv)))
 
 
 class _Log:

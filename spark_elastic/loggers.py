@@ -204,7 +204,12 @@ class TensorBoardLogger(Logger):
             raise ImportError(
                 "TensorBoardLogger needs TensorBoard: pip install 'spark-elastic[tensorboard]'"
             ) from error
-        os.makedirs(self.log_dir, exist_ok=True)
+        try:
+            os.makedirs(self.log_dir, exist_ok=True)
+        except OSError as error:
+            raise ValueError(
+                f"TensorBoardLogger: the folder log_dir={self.log_dir!r} cannot be made: {error.strerror or error}"
+            ) from error
         self._waiting = []  # copies of this logger must not share it
 
     def named(self, run_id: str) -> None:

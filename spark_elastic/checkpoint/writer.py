@@ -400,6 +400,9 @@ class CheckpointWriter:
     def _prune(self) -> None:
         try:
             self._directory.prune(self.attempt, self._damaged, self._keep, self.metric)
+        except SupersededError as error:
+            self._superseded = True
+            logger.warning("%s", error)
         except Exception as error:
             logger.warning(
                 "old checkpoints of %s could not be removed; the next write tries again: %s",

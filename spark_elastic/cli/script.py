@@ -17,6 +17,8 @@ from pathlib import Path
 
 import cloudpickle
 
+from spark_elastic._text import brief
+
 
 @dataclass(frozen=True)
 class Script:
@@ -126,6 +128,8 @@ def find_target(target: str, arguments: Sequence[str], *, is_module: bool = Fals
     except Exception as error:  # whatever the module raises
         kind = "" if isinstance(error, (ImportError, AttributeError)) else f"{type(error).__name__}: "
         raise ValueError(f"{target!r} cannot be imported: {kind}{error}") from error
+    if not callable(function):
+        raise ValueError(f"{target!r} is no function, but {brief(function)}")
     file = module.__file__ or ""
     if file and not any(
         Path(file).is_relative_to(sysconfig.get_path(kind)) for kind in ("stdlib", "purelib", "platlib")

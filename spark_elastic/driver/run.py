@@ -284,7 +284,7 @@ def _pickle_call(fn: object, args: Sequence[object], kwargs: Mapping[str, object
                 f"{name} cannot be pickled, so it cannot travel to the workers: {brief(value)}: {error}. Create what cannot "
                 "travel (sessions, locks, open files) inside fn"
             ) from error
-    return dumps((fn, tuple(args), dict(kwargs or {})))
+    return dumps((fn, tuple(args), dict(kwargs or {}), tuple(sys.argv)))
 
 
 def _check_checkpoint(

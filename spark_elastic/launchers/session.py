@@ -7,8 +7,9 @@ import os
 import re
 import socket
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from spark_elastic.errors import SparkElasticError
@@ -160,8 +161,12 @@ def use_own_python(session: SparkSession) -> None:
 
 
 def find_session(stack: ExitStack) -> SparkSession:
-    """Return the active session, else a new local-cluster that ends with the run."""
+    """Return the active session, else a new local-cluster that ends with the run, with all that Spark has written for it.
+
+    Where Spark's own folder cannot be written to, which a local-cluster needs, the new session's master is ``local``.
+    """
     from pyspark import SparkContext
+    from pyspark.find_spark_home import _find_spark_home
     from pyspark.sql import SparkSession
 
     session = active_session()
@@ -172,9 +177,13 @@ def find_session(stack: ExitStack) -> SparkSession:
         # The user may have made a session on another thread: each thread has its own active session.
         return SparkSession.builder.getOrCreate()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    count = cores()
+    count, work = cores(), Path(_find_spark_home(), "work")
+    has_place = os.access(work if work.is_dir() else work.parent, os.W_OK | os.X_OK)
+    if not has_place:
+        text = "a local-cluster would write to %s, and this process cannot: the session's master is local[%d], without executors"
+        logger.warning(text, work, count)
     builder = (
-        SparkSession.builder.master(f"local-cluster[{count},1,1024]")
+        SparkSession.builder.master(f"local-cluster[{count},1,1024]" if has_place else f"local[{count}]")
         .appName("spark_elastic")
         .config("spark.ui.showConsoleProgress", "false")
         # Spark's own default counts only the executors that have started so far.
@@ -182,8 +191,22 @@ def find_session(stack: ExitStack) -> SparkSession:
     )
     with starting_spark():
         session = builder.getOrCreate()
+    stack.callback(remove_logs, work, session.sparkContext.applicationId)
     stack.callback(session.stop)
     return session
+
+
+def remove_logs(work: Path, application: str) -> None:
+    """Remove the logs of a local-cluster's executors, and their folders, unless user code has written files there."""
+    folders = list((work / application).glob("*"))
+    for folder in folders:
+        for log in ("stdout", "stderr"):
+            (folder / log).unlink(missing_ok=True)
+    for folder in (*folders, work / application, work):
+        with suppress(OSError):  # it is not empty
+            folder.rmdir()
+    if left := [str(folder) for folder in folders if folder.exists()]:
+        logger.warning("files with relative paths that workers have written are in %s", ", ".join(left))
 
 
 def default_sizes(

@@ -48,7 +48,7 @@ class CheckpointPlan(msgspec.Struct, frozen=True):
 
 
 class Payload(msgspec.Struct, frozen=True):
-    """The user's call (a pickled ``(fn, args, kwargs)``) and what a worker has to know about the job."""
+    """The user's call (a pickled ``(fn, args, kwargs, sys.argv)``) and what a worker has to know about the job."""
 
     call: bytes
     form_timeout: float

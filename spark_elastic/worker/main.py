@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -62,7 +63,7 @@ def _call(control: ControlClient, payload: Payload) -> int:
     assert job is not None
 
     def call() -> object:
-        function, args, kwargs = _unpickle(payload.call)
+        function, args, kwargs, sys.argv = _unpickle(payload.call)
         with LoneTraining(job), ending_children():
             return function(*args, **kwargs)
 
@@ -91,11 +92,12 @@ def _call(control: ControlClient, payload: Payload) -> int:
     return 0
 
 
-def _unpickle(pickled: bytes) -> tuple[Callable[..., object], tuple[object, ...], dict[str, object]]:
+def _unpickle(pickled: bytes) -> tuple[Callable[..., object], tuple[object, ...], dict[str, object], list[str]]:
+    """Return the function, its arguments, and those of the command that has started the driver."""
     try:
-        call: tuple[Callable[..., object], tuple[object, ...], dict[str, object]] = pickle.loads(pickled)
-        remember_script(call[0])
-        return call
+        function, args, kwargs, argv = pickle.loads(pickled)
+        remember_script(function)
+        return function, args, kwargs, list(argv)
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             f"fn needs the module {error.name!r}, which this executor does not have; ship it with --py-files or "

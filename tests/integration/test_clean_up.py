@@ -169,6 +169,9 @@ def test_without_a_session_a_local_cluster_is_made_and_ended(script: Any) -> Non
     assert words[:2] == ["ran", "below"], process.communicate()
     assert process.poll() is None
     assert_gone([int(words[2])])
+    assert not Path(words[4]).exists(), (
+        "Spark keeps its executors' logs in its own folder, and nobody else removes them"
+    )
     process.kill()
 
 

@@ -303,6 +303,13 @@ def raise_much() -> None:
     raise ValueError("begins " + 40_000_000 * "y" + " ends")
 
 
+def test_workers_read_the_arguments_of_the_drivers_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else argparse in the function would read those of a process that users do not know."""
+    given = ["train.py", "--lr", "0.5"]
+    monkeypatch.setattr("sys.argv", given)
+    assert spark_elastic.run(training.arguments, local=True, num_proc=1, max_np=1) == [given]
+
+
 def test_an_error_of_any_length_ends_the_job() -> None:
     """In a message of more than 64 MiB, it was never sent, and the worker waited for ever."""
     with pytest.raises(spark_elastic.TrainingFailedError) as raised:

@@ -44,8 +44,8 @@ def main(master: str, folder: str, *acts: str) -> None:
         _executable(Path(folder, "path", "python3"), "exit 1")
         os.environ["PATH"] = f"{folder}/path:{os.environ['PATH']}"
     if acts == ("default session",):
-        ((parents, _),) = spark_elastic.run(training.look_around, min_np=1, max_np=1)
-        print("ran below", parents[0], flush=True)
+        ((parent, folder),) = spark_elastic.run(training.tell_place, min_np=1, max_np=1)
+        print("ran below", parent, "in", folder, flush=True)
         signal.pause()
     from pyspark.sql import SparkSession
 

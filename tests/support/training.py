@@ -238,6 +238,20 @@ def find_reader() -> bool:
     return found
 
 
+def arguments() -> list[str]:
+    """Return the arguments of this process's command, as they seem."""
+    import sys
+
+    return sys.argv
+
+
+def tell_place() -> tuple[int, str]:
+    """Return the process above the worker, and the folder that it runs in."""
+    import os
+
+    return os.getppid(), os.getcwd()
+
+
 def look_around_when_there_is(path: str) -> tuple[list[int], int]:
     """Look around as soon as there is a file."""
     import os

@@ -197,3 +197,11 @@ def test_where_loggers_log_to_is_checked_when_they_are_made() -> None:
         TensorBoardLogger("")
     with pytest.raises(TypeError):
         TensorBoardLogger(5)  # type: ignore[arg-type]
+
+
+def test_a_folder_that_cannot_be_made_is_named_with_the_logger(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(
+        ValueError, match=r"TensorBoardLogger: the folder log_dir='.*/file' cannot be made: File exists"
+    ):
+        TensorBoardLogger(tmp_path / "file").start(None)

@@ -50,6 +50,11 @@ def test_a_module_that_raises_when_it_is_imported_is_named_with_its_error(
         find_target("raising_module:go", [])
 
 
+def test_what_is_no_function_is_refused_before_anything_starts() -> None:
+    with pytest.raises(ValueError, match=r"'math:pi' is no function, but 3\.14"):
+        find_target("math:pi", [])
+
+
 def test_a_module_runs_as_main_from_the_folder_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").write_text("")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import sys
+from contextlib import ExitStack
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -19,7 +22,9 @@ from spark_elastic.launchers.session import (
     check_gpus,
     check_session_settings,
     default_sizes,
+    find_session,
     known_slots,
+    remove_logs,
     use_own_python,
     warn_of_too_few_cores,
 )
@@ -330,3 +335,59 @@ def test_nothing_is_said_of_the_cores_of_other_masters(master: str, caplog: pyte
     spark = session(master=master)
     warn_of_too_few_cores(spark, 1000)
     assert not caplog.records
+
+
+class NoSession:
+    """Notes for which master Spark is to be started, and starts none."""
+
+    def __init__(self) -> None:
+        self.masters: list[str] = []
+
+    def master(self, url: str) -> NoSession:
+        self.masters.append(url)
+        return self
+
+    def appName(self, name: str) -> NoSession:  # noqa: N802
+        return self
+
+    def config(self, name: str, value: object) -> NoSession:
+        return self
+
+    def getOrCreate(self) -> NoReturn:  # noqa: N802
+        raise RuntimeError("no Spark here")
+
+
+@pytest.mark.parametrize("has_place", [True, False])
+def test_a_session_is_made_whose_executors_have_a_place_to_write_to(
+    has_place: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Spark's own folder is root's, where an administrator has installed pyspark."""
+    made = NoSession()
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    monkeypatch.setattr("pyspark.sql.SparkSession.builder", made)
+    monkeypatch.setattr("spark_elastic.launchers.session.active_session", lambda: None)
+    monkeypatch.setattr("pyspark.SparkContext._active_spark_context", None)
+    access = os.access
+    monkeypatch.setattr("os.access", lambda path, *how: has_place if path == tmp_path else access(path, *how))
+    with ExitStack() as stack, pytest.raises(RuntimeError, match="no Spark here"):
+        find_session(stack)
+    assert [master.partition("[")[0] for master in made.masters] == ["local-cluster" if has_place else "local"]
+    assert caplog.messages == [] if has_place else "would write to" in caplog.text
+
+
+def test_files_that_workers_have_written_beside_the_logs_stay(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("app-1/0/stderr", "app-1/1/stdout", "app-1/1/model.pt", "app-2/0/stderr"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    remove_logs(tmp_path, "app-1")
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()) == [
+        "app-1/1/model.pt",
+        "app-2/0/stderr",
+    ]
+    assert not (tmp_path / "app-1" / "0").exists()
+    assert "app-1/1" in caplog.text
+    remove_logs(tmp_path, "app-2")
+    remove_logs(tmp_path, "app-3")
+    (tmp_path / "app-1/1/model.pt").unlink()
+    remove_logs(tmp_path, "app-1")
+    assert not tmp_path.exists()

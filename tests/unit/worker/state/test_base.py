@@ -125,6 +125,8 @@ def test_outside_a_job_a_report_takes_what_it_takes_in_a_job() -> None:
     ObjectState().report(loss=torch.tensor(1.5), name="x")
     with pytest.raises(TypeError, match="takes numbers, one-element tensors and strings, not list"):
         ObjectState().report(loss=[1.0])
+    with pytest.raises(TypeError, match=r"not Tensor of torch\.float32, torch\.strided, cpu, shape \[3\]"):
+        ObjectState().report(loss=torch.ones(3))
 
 
 @pytest.mark.parametrize("act", [ObjectState.commit, ObjectState.check_host_updates])
