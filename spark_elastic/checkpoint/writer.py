@@ -310,9 +310,7 @@ class CheckpointWriter:
             self._report(reports.CheckpointFailed(str(name), steps, text))
             return
         except SupersededError as error:
-            self._superseded = True
-            logger.warning("%s", error)
-            self._report(reports.CheckpointSuperseded(str(name)))
+            self._give_way(name, error)
             return
         except Exception as error:
             self._begun = None
@@ -330,7 +328,7 @@ class CheckpointWriter:
         self._durable_steps = steps
         seconds = round(time.monotonic() - started, 4)
         self._report(reports.CheckpointWritten(str(name), steps, written, seconds))
-        self._prune()
+        self._prune(name)
 
     def _write_part(self, name: CheckpointName, part: Part, meeting: PartMeeting) -> None:
         """Write the part of a rank other than 0, and tell rank 0."""
@@ -390,19 +388,25 @@ class CheckpointWriter:
             self._best.forget()
             self._cannot_keep(name, score.value, self._told(error))
             return
-        self._prune()
+        self._prune(name)
 
     def _cannot_keep(self, name: CheckpointName, value: float, why: str) -> None:
         assert self._best is not None
         text = "checkpoint %s with one of the best %s so far, %s, is not kept for that: %s"
         logger.warning(text, name, self._best.metric.name, value, why)
 
-    def _prune(self) -> None:
+    def _give_way(self, name: CheckpointName, error: SupersededError) -> None:
+        """Write no more, as a later run has claimed the directory by the time of this checkpoint."""
+        self._superseded = True
+        logger.warning("%s", error)
+        self._report(reports.CheckpointSuperseded(str(name)))
+
+    def _prune(self, name: CheckpointName) -> None:
+        """Remove older checkpoints, now that this one has been written."""
         try:
             self._directory.prune(self.attempt, self._damaged, self._keep, self.metric)
         except SupersededError as error:
-            self._superseded = True
-            logger.warning("%s", error)
+            self._give_way(name, error)
         except Exception as error:
             logger.warning(
                 "old checkpoints of %s could not be removed; the next write tries again: %s",

@@ -449,6 +449,26 @@ def test_a_superseded_writer_says_so_once_and_writes_no_more(job: Job, caplog: p
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
 
 
+def test_a_writer_that_is_superseded_before_it_removes_older_ones_says_that_alone(
+    job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    complete = CheckpointDirectory.complete
+
+    def late(self: CheckpointDirectory, *what: Any) -> int:
+        written = complete(self, *what)
+        CheckpointDirectory(job.url).claim()
+        return written
+
+    with monkeypatch.context() as claiming:
+        claiming.setattr(CheckpointDirectory, "complete", late)
+        job.commit(1)
+    job.commit(2, durable=True)
+    job.finish(2)
+    assert job.written == [1]
+    assert len(job.of(CheckpointSuperseded)) == 1
+    assert ["writes no more checkpoints there" in message for message in caplog.messages] == [True]
+
+
 def test_a_writer_on_a_machine_that_sees_another_place_says_so(job: Job) -> None:
     job.new_writer(attempt=7)
     job.commit(1)
