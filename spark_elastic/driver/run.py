@@ -122,7 +122,8 @@ def run(
         backend: "gloo", "nccl", or None, which chooses nccl if every worker has a GPU of its own, else gloo.
         env: environment variables for the workers.
         spark: the session, classic or of Spark Connect. The default is the active session, else a local-cluster with as many
-            executors as there are cores. With Spark Connect, executors have to reach the machine that calls ``run``.
+            executors as there are cores (``local``, if Spark's own folder cannot be written to). With Spark Connect, executors
+            have to reach the machine that calls ``run``.
         local: True trains in processes on this machine, without Spark or Java: unless sizes are given, one for each GPU, or for
             each core if there is no GPU. They listen on the loopback interface only. With a cluster from
             ``testing.local_cluster``, slots can be taken away.
