@@ -1,12 +1,13 @@
 """Stopwatch: times this rank's share of a step, both without and with the time that it waits for other ranks.
 
 A step is timed from the request for its batch, so that reading counts, until its gradients are computed and ranks begin to wait
-for each other. Its period ends with the request for the next batch.
+for each other, without what it has waited for collectives until then. Its period ends with the request for the next batch.
 """
 
 from __future__ import annotations
 
 import statistics
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -26,6 +27,7 @@ class Stopwatch:
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
+        self._thread = 0
         self.clear()
 
     def clear(self) -> None:
@@ -38,7 +40,9 @@ class Stopwatch:
     def drop(self) -> None:
         """Discard the current step, because it is not representative."""
         self._started_at: float | None = None
-        self._stopped_at: float | None = None
+        # The seconds of the step so far in which this rank has computed; None if it has no gradients yet.
+        self._busy: float | None = None
+        self._waited, self._waits_since = 0.0, self._clock()
         _running.discard(self)
 
     def start(self) -> None:
@@ -46,14 +50,26 @@ class Stopwatch:
         now = self._clock()
         if self._started_at is not None:
             self._periods.append(now - self._started_at)
-            if self._stopped_at is not None:
-                self._steps.append(self._stopped_at - self._started_at)
-        self._started_at, self._stopped_at = now, None
+            if self._busy is not None:
+                self._steps.append(self._busy)
+        self._started_at, self._busy, self._waited = now, None, 0.0
+        self._thread = threading.get_ident()
         _running.add(self)
 
     def stop(self) -> None:
         """Note that gradients are computed. If a step computes gradients several times, the last time counts."""
-        self._stopped_at = self._clock()
+        if self._started_at is not None:
+            self._busy = self._clock() - self._started_at - self._waited
+
+    def pause(self) -> None:
+        """Note that a collective is waited for. What another thread than that of the loop waits for does not count."""
+        if threading.get_ident() == self._thread:
+            self._waits_since = self._clock()
+
+    def resume(self) -> None:
+        """Note the end of what ``pause`` has noted."""
+        if threading.get_ident() == self._thread:
+            self._waited += self._clock() - self._waits_since
 
     def microseconds(self) -> int:
         """Return the median of the steps since ``clear``, at least 1; 0 while there are too few."""
@@ -76,5 +92,17 @@ class Stopwatch:
 
 def note_gradients() -> None:
     """Tell all running stopwatches of this process that gradients are computed."""
-    for stopwatch in _running:
+    for stopwatch in tuple(_running):
         stopwatch.stop()
+
+
+def note_waiting() -> None:
+    """Tell them that this thread waits for other ranks, until ``note_waited``."""
+    for stopwatch in tuple(_running):
+        stopwatch.pause()
+
+
+def note_waited() -> None:
+    """Tell them that this thread goes on. Every call follows one of ``note_waiting``."""
+    for stopwatch in tuple(_running):
+        stopwatch.resume()

@@ -20,8 +20,8 @@ T = TypeVar("T")
 
 _EXPONENTS = {"linear": 1.0, "sqrt": 0.5}
 # The names under which optimizers and schedulers keep learning rates; no class has all of them.
-_IN_GROUPS = ("lr", "initial_lr", "max_lr", "min_lr")
-_IN_SCHEDULERS = ("base_lrs", "max_lrs")
+_IN_GROUPS = ("lr", "initial_lr", "max_lr", "min_lr", "swa_lr")
+_IN_SCHEDULERS = ("base_lrs", "max_lrs", "min_lrs", "eta_min")
 # The key, in the first parameter group, of (factor, steps): the factor still to be applied to the rates, and over how many
 # steps. Commits hold an optimizer's groups and newcomers receive them, so a warm-up survives as exactly as the weights do.
 _LEFT = "lr_change_left"
@@ -38,8 +38,8 @@ def scale_learning_rate(
     nothing to scale. The optimizer's initial rate applies to the first generation. ``rule`` multiplies the rate by new / old
     size ("linear") or by the square root of that ("sqrt"), at once or in equal parts over the next ``warmup_steps`` optimizer
     steps. A reset within these steps starts from the rate reached so far. The base rates of ``scheduler`` and of the schedulers
-    in it are scaled as well, so that the schedule keeps its shape. Call this once for each optimizer. Optimizer and scheduler
-    have to be in the State.
+    in it are scaled as well, with the bounds and aims that it has, so that the schedule keeps its shape. Call this once for each
+    optimizer. Optimizer and scheduler have to be in the State.
     """
     if rule not in _EXPONENTS:
         raise ValueError(f'rule must be "linear" or "sqrt", not {rule!r}')
@@ -70,7 +70,8 @@ def _multiply(optimizer: torch.optim.Optimizer, scheduler: object, factor: float
     for part in _with_parts(scheduler):
         for name in _IN_SCHEDULERS:
             if hasattr(part, name):
-                setattr(part, name, [rate * factor for rate in getattr(part, name)])
+                rates = getattr(part, name)
+                setattr(part, name, [rate * factor for rate in rates] if isinstance(rates, list) else rates * factor)
 
 
 def _with_parts(scheduler: object) -> Iterator[object]:

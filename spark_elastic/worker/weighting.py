@@ -66,8 +66,10 @@ class Weighting:
         self._latest: Forward | None = None
         self._pass = -1
         self._weight: float | None = None
-        # Whether gradients have been reduced since the last forward.
+        # Whether gradients have been reduced since the last forward, or are by a pass that is still on its way; and the passes
+        # on their way that have reached a forward. A pass may run another one inside, as a reentrant checkpoint does.
         self._was_reduced = False
+        self._under_way: set[int] = set()
         # The number of the last pass that has added to gradients.
         self.accumulated = -1
         # Whether gradients are weighted where they flow into forwards, and not at the parameters.
@@ -97,10 +99,13 @@ class Weighting:
         """Note the end of a step: a later pass that reaches no forward is no longer weighted as part of this step."""
         self._latest = self._weight = None
         self._pass, self._was_reduced = -1, False
+        self._under_way.clear()
 
     def begin(self, forward: Forward) -> None:
         """Note that a wrapped model is called."""
         self._latest, self._weight, self._pass, self._was_reduced = forward, None, -1, False
+        if torch._C._current_graph_task_id() == -1:  # a pass that has failed did not say that it was over
+            self._under_way.clear()
 
     def relative(self, forward: Forward) -> float:
         """Return the weight of a forward that the present backward pass has reached, relative to the weight of the pass."""
@@ -109,6 +114,9 @@ class Weighting:
         if self._weight is None or task != self._pass:
             self._pass, self._weight = task, 1.0 if self._at_outputs else weight
         self._was_reduced |= forward.syncs
+        if task not in self._under_way:
+            self._under_way.add(task)
+            torch.autograd.Variable._execution_engine.queue_callback(lambda: self._under_way.discard(task))
         if weight != self._weight:
             forward.differs()
         return weight / self._weight
@@ -120,7 +128,7 @@ class Weighting:
         self.accumulated = torch._C._current_graph_task_id()
         note_gradients()
         # Nothing reduces a pass that begins after the reduction and reaches no forward, such as that of a penalty on weights.
-        weight = 1.0 if self._was_reduced and self._pass != self.accumulated else self._weight
+        weight = 1.0 if self._was_reduced and not self._under_way else self._weight
         # A Function may return None for a parameter.
         return None if weight == 1.0 or gradients[0] is None else (gradients[0] * weight,)
 

@@ -18,6 +18,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from spark_elastic.data.stopwatch import note_waited, note_waiting
+
 _LOST = "the operation was lost when a connection of the group ended"
 # Torch's value for no timeout.
 _NONE = timedelta(0)
@@ -51,11 +53,14 @@ class Guarded(dist.Work):
 
     def wait(self, timeout: timedelta = _NONE) -> bool:
         """Wait as the library's own work does."""
+        note_waiting()
         try:
             return self._wait_for(timeout)
         except RuntimeError as error:
             self.translate(error)
             raise
+        finally:
+            note_waited()
 
     def _wait_for(self, timeout: timedelta) -> bool:
         raise NotImplementedError

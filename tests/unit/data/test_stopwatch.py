@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import pytest
 
-from spark_elastic.data.stopwatch import LEAST_STEPS, Stopwatch, note_gradients
+from spark_elastic.data.stopwatch import LEAST_STEPS, Stopwatch, note_gradients, note_waited, note_waiting
 
 
 class Clock:
@@ -42,6 +43,38 @@ def test_a_steps_time_ends_where_gradients_are_computed_and_others_are_waited_fo
     for _ in range(LEAST_STEPS + 1):
         step(stopwatch, clock, 0.02, waiting=0.5)
     assert stopwatch.microseconds() == 20_000
+
+
+def test_what_is_waited_for_in_collectives_within_a_step_does_not_count(stopwatch: Stopwatch, clock: Clock) -> None:
+    """Such as the sum of the rows that all ranks have set by hand, which the first gradient waits for."""
+    for _ in range(LEAST_STEPS + 1):
+        stopwatch.start()
+        clock.now += 0.02
+        note_waiting()
+        clock.now += 0.7
+        note_waited()
+        clock.now += 0.01
+        note_gradients()
+        note_waiting()
+        clock.now += 0.4
+        note_waited()
+    assert stopwatch.microseconds() == 30_000
+    assert stopwatch.period() == 1_130_000
+
+
+def test_what_another_thread_waits_for_counts_as_the_loops_own_time(stopwatch: Stopwatch, clock: Clock) -> None:
+    def wait() -> None:
+        note_waiting()
+        clock.now += 0.5
+        note_waited()
+
+    for _ in range(LEAST_STEPS + 1):
+        stopwatch.start()
+        thread = threading.Thread(target=wait)
+        thread.start()
+        thread.join()
+        note_gradients()
+    assert stopwatch.microseconds() == 500_000
 
 
 def test_the_last_gradients_of_a_step_count(stopwatch: Stopwatch, clock: Clock) -> None:

@@ -22,6 +22,8 @@ SCHEDULERS: dict[str, Callable[[Any], Any]] = {
     "step": lambda optimizer: lr_scheduler.StepLR(optimizer, 3, gamma=0.5),
     "lambda": lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step)),
     "cosine": lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 20),
+    "cosine to a floor": lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 20, eta_min=0.01),
+    "weight averaging": lambda optimizer: torch.optim.swa_utils.SWALR(optimizer, 0.05, anneal_epochs=6),
     "restarts": lambda optimizer: lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 5),
     "one cycle": lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=20, cycle_momentum=False),
     "cyclic": lambda optimizer: lr_scheduler.CyclicLR(optimizer, 0.01, 0.1, 4, cycle_momentum=False),
@@ -84,6 +86,15 @@ def test_a_scheduler_keeps_its_course_at_another_scale(scheduler: str, warmup_st
     assert seen == [
         pytest.approx([rate * scale for rate in rates]) for rates, scale in zip(expected, scales, strict=True)
     ]
+
+
+def test_the_floor_of_a_plateau_keeps_its_place() -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    scheduler = lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.1, patience=0, min_lr=0.05)
+    scale_learning_rate(optimizer, scheduler)(1, 2)
+    for loss in (1.0, 2.0, 3.0):
+        scheduler.step(loss)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1)
 
 
 def test_a_warm_up_takes_even_parts() -> None:

@@ -78,6 +78,15 @@ class Plain(Net):
         return Output(super().forward(x))
 
 
+class Checkpointed(Net):
+    """Has a backward pass of its own within that of the loss."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        hidden = torch.tanh(self.first(x))
+        found: torch.Tensor = checkpoint(self.second, hidden, use_reentrant=True)
+        return found
+
+
 class Likely(Net):
     def forward(self, x: torch.Tensor) -> torch.distributions.Independent:  # type: ignore[override]
         mean = super().forward(x)
@@ -347,6 +356,18 @@ def a_model_in_a_reentrant_checkpoint(s: Setting) -> None:
     a_model_in_a_checkpoint(s, True)
 
 
+def a_reentrant_checkpoint_in_the_model(s: Setting) -> None:
+    a_plain_loop(s)
+
+
+def a_reentrant_checkpoint_in_the_model_and_a_penalty_on_weights(s: Setting) -> None:
+    a_penalty_on_weights_after_the_loss(s)
+
+
+def rows_set_by_hand_around_a_reentrant_checkpoint(s: Setting) -> None:
+    rows_set_by_hand(s)
+
+
 def layers_that_begin_and_cease_to_train(s: Setting) -> None:
     model = s.models[0].module
     model.second.requires_grad_(False)
@@ -484,6 +505,11 @@ LOOPS: dict[str, tuple[Loop, Callable[[], Setting]]] = {
             two_batches_in_one_loss_through_two_models,
             a_model_in_a_checkpoint,
             a_model_in_a_reentrant_checkpoint,
+        ],
+        lambda: Setting(Checkpointed()): [
+            a_reentrant_checkpoint_in_the_model,
+            a_reentrant_checkpoint_in_the_model_and_a_penalty_on_weights,
+            rows_set_by_hand_around_a_reentrant_checkpoint,
         ],
         lambda: Setting(Idle()): [a_parameter_that_a_function_gives_no_gradient],
         lambda: Setting(Two()): [outputs_that_depend_on_each_other],
