@@ -33,7 +33,10 @@ def shortened(text: str, most: int) -> str:
 
 def brief(value: object) -> str:
     """Return a value's repr, shortened; its class and address if the repr fails."""
-    return _BRIEF.repr(value)
+    try:
+        return _BRIEF.repr(value)
+    except Exception:  # reprlib knows some classes by their names alone
+        return object.__repr__(value)
 
 
 def shown(url: str | os.PathLike[str]) -> str:

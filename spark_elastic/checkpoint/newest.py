@@ -177,11 +177,13 @@ def _load_first(
             removed += 1
     if not failed:
         return None
-    if removed == _MOST_REMOVED or not names:
+    if removed == _MOST_REMOVED:
         raise CheckpointError(
             f"{removed} checkpoints of {directory.name} were removed while they were read: a job writes there faster than this "
             "process reads. Try again once it has ended, or have it keep more by checkpoint_keep="
         )
+    if not names:
+        raise CheckpointError(f"what {directory.name} held was removed while it was read: {reason}")
     raise DamagedError(
         f"all {len(names)} checkpoints of {directory.name} are damaged; remove them to start over. The last tried: {reason}"
     )
@@ -193,8 +195,11 @@ def _state_dicts(value: Tree) -> object:
         return plain_names(_state_dicts(value.content))
     if type(value) in (list, tuple):
         return type(value)(_state_dicts(entry) for entry in value)
-    if type(value) is dict:
-        return {key: _state_dicts(entry) for key, entry in value.items()}
+    if type(value) in (dict, OrderedDict):
+        copied = type(value)((key, _state_dicts(entry)) for key, entry in value.items())
+        if hasattr(value, "_metadata"):
+            copied._metadata = value._metadata
+        return copied
     return value.detach() if isinstance(value, torch.Tensor) else value
 
 
@@ -219,7 +224,7 @@ def _models_in(objects: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, value in objects.items():
         if hasattr(value, "_metadata"):
             yield name, value
-        elif type(value) in (dict, list, tuple):
+        elif type(value) in (dict, OrderedDict, list, tuple):
             entries = value.items() if isinstance(value, dict) else enumerate(value)
             yield from _models_in({f"{name}[{key!r}]": entry for key, entry in entries})
 
@@ -242,12 +247,12 @@ def _named_as_in(module: torch.nn.Module, weights: Any) -> Mapping[str, Any]:
     here: Any = module.state_dict()
     wrappers = _wrappers(here)
     names = {_plain_name(name, wrappers): name for name in here}
-    paths = {_plain_name(path, wrappers): path for path in here._metadata}
+    paths = {_plain_name(path, wrappers): path for path in getattr(here, "_metadata", ())}
     return _renamed(weights, lambda name: names.get(name, name), lambda path: paths.get(path, path))
 
 
 def _wrappers(weights: Any) -> set[str]:
-    return {path for path, facts in weights._metadata.items() if facts.get(WRAPPER_MARK)}
+    return {path for path, facts in getattr(weights, "_metadata", {}).items() if facts.get(WRAPPER_MARK)}
 
 
 def _plain_name(name: str, wrappers: Collection[str]) -> str:

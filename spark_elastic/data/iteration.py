@@ -35,7 +35,7 @@ class Iteration(Iterator[T]):
 
 
 class Current(Generic[T]):
-    """The iteration that a loader has begun last. A copy of the loader, pickled or not, has begun none.
+    """The iteration that a loader has begun last. A deep copy of the loader, pickled or not, has begun none.
 
     It is held weakly, so that an iteration that user code drops is closed, and its reader stopped, immediately.
     """

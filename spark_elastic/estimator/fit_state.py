@@ -43,7 +43,7 @@ class FitState(se.TorchState):
     _counted_at = math.inf
 
     def count_seconds(self) -> None:
-        """Add the time since the last call in this process. So no time counts in which the fit was not running."""
+        """Add the time since the last call in this process: no time counts in which the fit did not run at all."""
         now = time.monotonic()
         self.seconds += max(0.0, now - self._counted_at)
         self._counted_at = now

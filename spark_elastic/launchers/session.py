@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shutil
 import socket
 import sys
 from contextlib import ExitStack, suppress
@@ -12,14 +13,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-from spark_elastic.errors import SparkElasticError
+from spark_elastic.errors import SparkElasticError, TrainingFailedError
 from spark_elastic.launchers.defaults import cores, fill_sizes
 from spark_elastic.launchers.java import starting_spark
 from spark_elastic.launchers.resources import TaskResources, check_one_gpu, is_dynamic
 from spark_elastic.protocol.fault_points import TASK_VARIABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from pyspark import SparkConf
     from pyspark.sql import SparkSession
@@ -191,22 +192,47 @@ def find_session(stack: ExitStack) -> SparkSession:
     )
     with starting_spark():
         session = builder.getOrCreate()
-    stack.callback(remove_logs, work, session.sparkContext.applicationId)
+    application, sent = session.sparkContext.applicationId, _sent_files(session)
+
+    def clean_up(kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, TrainingFailedError) and not any(failure.traceback for failure in error.failures):
+            logger.warning("the logs of Spark's executors, which may tell more, are in %s", work / application)
+        else:
+            remove_logs(work, application, sent)
+
+    if has_place:
+        stack.push(clean_up)
     stack.callback(session.stop)
     return session
 
 
-def remove_logs(work: Path, application: str) -> None:
-    """Remove the logs of a local-cluster's executors, and their folders, unless user code has written files there."""
+def remove_logs(work: Path, application: str, sent: Collection[str] = ()) -> None:
+    """Remove the logs of a local-cluster's executors, the files that Spark has sent them, and the folders of both.
+
+    Whatever else user code has written there stays, with a warning.
+    """
     folders = list((work / application).glob("*"))
-    for folder in folders:
-        for log in ("stdout", "stderr"):
-            (folder / log).unlink(missing_ok=True)
+    with suppress(OSError):
+        for entry in (entry for folder in folders for entry in folder.iterdir()):
+            if entry.name not in ("stdout", "stderr", "__pycache__", *sent):
+                continue
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
     for folder in (*folders, work / application, work):
         with suppress(OSError):  # it is not empty
             folder.rmdir()
     if left := [str(folder) for folder in folders if folder.exists()]:
         logger.warning("files with relative paths that workers have written are in %s", ", ".join(left))
+
+
+def _sent_files(session: SparkSession) -> list[str]:
+    """Return the names of what Spark copies into its executors' folders: files, archives and jars."""
+    context = session.sparkContext
+    jars = context._jsc.sc().listJars()
+    urls = [*context.listFiles, *context.listArchives, *(jars.apply(number) for number in range(jars.size()))]
+    return [name for url in urls for name in url.rpartition("/")[2].split("#")]
 
 
 def default_sizes(

@@ -38,6 +38,8 @@ from spark_elastic.protocol.fault_points import Fault
 from spark_elastic.protocol.ticket import Ticket
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     from pyspark import SparkContext
     from pyspark.resource import ResourceProfile
     from pyspark.sql import SparkSession
@@ -87,8 +89,10 @@ class SparkLauncher:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(self, *raised: object) -> None:
-        self._stack.close()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
 
     platform = "Spark"
     memory_setting = "spark.executor.memoryOverhead"

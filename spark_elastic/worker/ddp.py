@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from spark_elastic.checkpoint.skeleton import WRAPPER_MARK
@@ -35,6 +34,7 @@ from spark_elastic.worker.checks.same_inputs import same_inputs
 from spark_elastic.worker.checks.user_frames import depth_of_user
 from spark_elastic.worker.comm_hook import CommHook
 from spark_elastic.worker.job import current_job
+from spark_elastic.worker.rows_by_hand import RowsByHand
 from spark_elastic.worker.shards.loops import loops
 from spark_elastic.worker.shards.parts import Parts
 from spark_elastic.worker.shards.sharding import Sharding, shards_in_use
@@ -72,27 +72,6 @@ class _Inner(nn.parallel.DistributedDataParallel):
         )
 
 
-class _RowsByHand:
-    """The argument of ``set_rows``, and the sum of it over all ranks, which is being computed."""
-
-    def __init__(self, rows: float, world: World) -> None:
-        self.rows, self._size = rows, world.size
-        self._total = torch.tensor([rows], dtype=torch.float64)
-        # Whether a backward pass has used these rows. If so, a later ``set_rows`` is for the next forward.
-        self.was_used = False
-        try:
-            self._work = dist.all_reduce(self._total, async_op=True)
-        except RuntimeError as error:
-            raise world.lost(error) from error
-
-    def weight(self) -> float:
-        self._work.wait()
-        total = float(self._total)
-        if total == 0:
-            raise ValueError("no rank has a row of this global batch")
-        return self.rows * self._size / total
-
-
 class _Call:
     """One forward of a wrapped model: its share of a global batch, and the reduction to which its backward belongs."""
 
@@ -101,7 +80,7 @@ class _Call:
         self._model = model
         # A weak reference: a loss that user code keeps must not keep the reducer alive, which would reduce later passes, too.
         self._ddp = None if model._ddp is None else weakref.ref(model._ddp)
-        self.syncs = model._syncs
+        self._syncs = model._syncs
         self._by_hand = None if by_hand is None or by_hand.was_used else by_hand
         self._share = 1.0
         self._has_changed_inputs = False
@@ -135,7 +114,7 @@ class _Call:
         """Make torch reduce gradients in this pass. By itself, torch does so only in the first pass after a forward."""
         model, task = self._model, torch._C._current_graph_task_id()
         ddp = None if self._ddp is None else self._ddp()
-        if not self.syncs or model._pass == task or ddp is None or ddp is not model._ddp:
+        if not self._syncs or model._pass == task or ddp is None or ddp is not model._ddp:
             return
         if -1 < model._pass <= weighting.accumulated and not ddp.static_graph:
             if ddp.find_unused_parameters:
@@ -145,7 +124,9 @@ class _Call:
                 )
             ddp.reducer._rebuild_buckets()
             ddp.reducer.prepare_for_backward([])
-        model._keep(_pass=task)
+        model._keep(_pass=task, was_reduced=False)
+        engine = torch.autograd.Variable._execution_engine
+        engine.queue_callback(lambda: model._keep(was_reduced=weighting.accumulated >= task))
         if model._world is not None:
             wait_in_backward(model._world)
 
@@ -182,7 +163,7 @@ class DistributedDataParallel(nn.Module):
     # What ``_keep`` sets, outside the module's own attributes.
     _ddp: _Inner | None
     _world: World | None
-    _by_hand: _RowsByHand | None
+    _by_hand: RowsByHand | None
     _row_source: RowSource | None
     _comm_hook: CommHook | None
     _content: Content | None
@@ -193,6 +174,8 @@ class DistributedDataParallel(nn.Module):
     _syncs: bool
     # The last backward pass in which torch's wrapper was made ready to reduce; -1 after a forward.
     _pass: int
+    # Whether a pass has reduced gradients since the last forward; see ``weighting.Model``.
+    was_reduced: bool
     # The numbers of rows of the tensors that the last forward with gradients was given; empty if there was none.
     rows_given: set[int]
 
@@ -213,7 +196,7 @@ class DistributedDataParallel(nn.Module):
             if name not in _ARGUMENTS:
                 raise TypeError(f"DistributedDataParallel() got an unexpected keyword argument {name!r}")
         self.module = module
-        self._keep(_ddp_kwargs=ddp_kwargs, _row_source=None, _comm_hook=None, _syncs=True)
+        self._keep(_ddp_kwargs=ddp_kwargs, _row_source=None, _comm_hook=None, _syncs=True, was_reduced=False)
         self._leave()
         wrappers.add(self)
         job = current_job()
@@ -299,7 +282,7 @@ class DistributedDataParallel(nn.Module):
             )
         world = self._world
         if world is not None and world.size > 1:
-            self._keep(_by_hand=_RowsByHand(weight, world))
+            self._keep(_by_hand=RowsByHand(weight, world))
 
     @property
     def has_rows_set(self) -> bool:
@@ -317,7 +300,7 @@ class DistributedDataParallel(nn.Module):
                 "before the backward() of the batch that it is about",
                 stacklevel=depth_of_user(),
             )
-        self._keep(_by_hand=None)
+        self._keep(_by_hand=None, was_reduced=False)
         weighting.forget()
 
     def register_comm_hook(self, state: object, hook: Callable[..., object]) -> None:
@@ -398,12 +381,12 @@ class DistributedDataParallel(nn.Module):
         if not torch.is_grad_enabled():
             deliveries.see(inputs)
             return None
-        refuse_transforms(self.module, inputs)
         content = self.follow_content()
         world.froze("" if content.trainable else type(self.module).__name__)
         if not content.trainable:
             return None
-        self._keep(rows_given={len(value) for value in inputs if value.dim()})
+        refuse_transforms(self.module, inputs)
+        self._keep(rows_given={len(value) for value in inputs if value.dim()}, was_reduced=False)
         call = _Call(self, inputs, world)
         if call.delivery is None:
             same_inputs.note(inputs)
@@ -445,16 +428,13 @@ class DistributedDataParallel(nn.Module):
         if any(isinstance(part, nn.SyncBatchNorm) for part in self.module.modules()):
             weighting.weigh_at_outputs()
         own = set(getattr(self.module, "_ddp_params_and_buffers_to_ignore", ()))
-        weighting.hook(
-            parameter
-            for name, parameter in self.module.named_parameters()
-            if parameter.requires_grad and name not in own
-        )
+        named = self.module.named_parameters()
+        weighting.hook((each for name, each in named if each.requires_grad and name not in own), self)
 
     def _leave(self) -> None:
         loops.abandon()
         self._drop_wrapper()
-        self._keep(rows_given=set(), _sharding=None)
+        self._keep(rows_given=set(), was_reduced=False, _sharding=None)
         self._keep(_world=None, _by_hand=None, _reduced=None, _content=None, _pass=-1)
 
     def _drop_wrapper(self) -> None:

@@ -146,7 +146,7 @@ def _kept(name: str, value: Any) -> object:
         except OverflowError:
             raise TypeError(f"report({name}=…) takes no whole number that is too large for a float") from None
     facts = [str(getattr(value, fact)) for fact in ("dtype", "layout", "device") if hasattr(value, fact)]
-    if getattr(value, "shape", None):
+    if not getattr(value, "is_nested", False) and getattr(value, "shape", None):
         facts.append(f"shape {list(value.shape)}")
     what = f"{type(value).__name__}{'' if not facts else ' of '}{', '.join(facts)}"
     raise TypeError(f"report({name}=…) takes numbers, one-element tensors and strings, not {what}")

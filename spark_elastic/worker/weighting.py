@@ -17,7 +17,9 @@ the module keeps beside its outputs is then not weighted, which a warning tells.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -39,11 +41,6 @@ class Forward(Protocol):
         """The weight of this rank's gradient in the mean over ranks."""
         ...
 
-    @property
-    def syncs(self) -> bool:
-        """Whether gradients of a backward pass that reaches this forward are reduced."""
-        ...
-
     def differs(self) -> None:
         """Note that a backward pass has reached this forward whose weight is another one."""
 
@@ -53,6 +50,19 @@ class Forward(Protocol):
 
     def enter_backward(self) -> None:
         """Note that a backward pass has reached this forward. Called several times if the forward has several outputs."""
+        ...
+
+
+class Model(Protocol):
+    """A wrapped model."""
+
+    @property
+    def was_reduced(self) -> bool:
+        """Whether a backward pass that is over has reduced its gradients since its last forward.
+
+        Nothing reduces what a further pass adds that reaches no forward, such as that of a penalty on weights: it is the same on
+        all ranks, and has the weight 1.
+        """
         ...
 
 
@@ -66,22 +76,19 @@ class Weighting:
         self._latest: Forward | None = None
         self._pass = -1
         self._weight: float | None = None
-        # Whether gradients have been reduced since the last forward, or are by a pass that is still on its way; and the passes
-        # on their way that have reached a forward. A pass may run another one inside, as a reentrant checkpoint does.
-        self._was_reduced = False
-        self._under_way: set[int] = set()
         # The number of the last pass that has added to gradients.
         self.accumulated = -1
         # Whether gradients are weighted where they flow into forwards, and not at the parameters.
         self._at_outputs = False
 
-    def hook(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Weight the gradients of these parameters from now on. A parameter that is given again gets no second hook."""
+    def hook(self, parameters: Iterable[torch.nn.Parameter], model: Model) -> None:
+        """Weight the gradients of this model's parameters from now on. A parameter that has a hook gets no second one."""
+        weigh = partial(self._weigh, weakref.ref(model))
         for parameter in parameters:
             node = get_gradient_edge(parameter).node  # another one, once the parameter has another dtype or device
             known = self._hooks.get(id(parameter))
             if known is None or known[0] is not node:
-                self._hooks[id(parameter)] = node, node.register_prehook(self._weigh)
+                self._hooks[id(parameter)] = node, node.register_prehook(weigh)
 
     def weigh_at_outputs(self) -> None:
         """Weight gradients before they flow through a model, because it adds up those of all ranks on the way."""
@@ -98,14 +105,11 @@ class Weighting:
     def forget(self) -> None:
         """Note the end of a step: a later pass that reaches no forward is no longer weighted as part of this step."""
         self._latest = self._weight = None
-        self._pass, self._was_reduced = -1, False
-        self._under_way.clear()
+        self._pass = -1
 
     def begin(self, forward: Forward) -> None:
         """Note that a wrapped model is called."""
-        self._latest, self._weight, self._pass, self._was_reduced = forward, None, -1, False
-        if torch._C._current_graph_task_id() == -1:  # a pass that has failed did not say that it was over
-            self._under_way.clear()
+        self._latest, self._weight, self._pass = forward, None, -1
 
     def relative(self, forward: Forward) -> float:
         """Return the weight of a forward that the present backward pass has reached, relative to the weight of the pass."""
@@ -113,22 +117,20 @@ class Weighting:
         task = torch._C._current_graph_task_id()
         if self._weight is None or task != self._pass:
             self._pass, self._weight = task, 1.0 if self._at_outputs else weight
-        self._was_reduced |= forward.syncs
-        if task not in self._under_way:
-            self._under_way.add(task)
-            torch.autograd.Variable._execution_engine.queue_callback(lambda: self._under_way.discard(task))
         if weight != self._weight:
             forward.differs()
         return weight / self._weight
 
-    def _weigh(self, gradients: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tensor, ...] | None:
+    def _weigh(
+        self, owner: weakref.ref[Model], gradients: tuple[torch.Tensor | None, ...]
+    ) -> tuple[torch.Tensor, ...] | None:
         if self._weight is None:  # the loss does not depend on the output of a wrapped model
             latest = self._latest or deliveries.newest()
             self._weight = (1.0 if latest is None else latest.weight) or TINY
         self.accumulated = torch._C._current_graph_task_id()
         note_gradients()
-        # Nothing reduces a pass that begins after the reduction and reaches no forward, such as that of a penalty on weights.
-        weight = 1.0 if self._was_reduced and not self._under_way else self._weight
+        model = owner()
+        weight = 1.0 if model is not None and model.was_reduced else self._weight
         # A Function may return None for a parameter.
         return None if weight == 1.0 or gradients[0] is None else (gradients[0] * weight,)
 

@@ -24,6 +24,7 @@ class Unprintable:
 def test_a_brief_text_of_a_value_has_an_end_and_never_fails() -> None:
     assert brief(("a", 1)) == "('a', 1)"
     assert len(brief("x" * 9000)) == 200
+    assert "array object at" in brief(type("array", (), {})())
     assert brief([Unprintable()]).startswith("[<Unprintable instance at 0x")
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import shutil
+from collections import Counter, OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -77,12 +78,31 @@ def saved_models(folder: Path, **objects: Any) -> None:
 
 
 def test_models_in_containers_have_names(tmp_path: Path) -> None:
-    nets = {"critic": torch.nn.Linear(2, 1), "others": [torch.nn.Linear(3, 1)]}
+    nets = OrderedDict(critic=torch.nn.Linear(2, 1), others=[torch.nn.Linear(3, 1)])
     saved_models(tmp_path, nets=nets)
     for name, width in (("nets['critic']", 2), ("nets['others'][0]", 3)):
         assert load_model(tmp_path, torch.nn.Linear(width, 1), name).in_features == width
     with pytest.raises(CheckpointError, match=r"has no model named 'critic', only .nets\['critic'\]"):
         load_model(tmp_path, torch.nn.Linear(2, 1), "critic")
+
+
+def test_a_learned_tensor_is_returned_as_its_values(tmp_path: Path) -> None:
+    saved_models(tmp_path, one=torch.ones(2, requires_grad=True), more=OrderedDict(x=torch.ones(1, requires_grad=True)))
+    loaded = load_checkpoint(tmp_path)
+    assert loaded["one"].numpy().tolist() == [1.0, 1.0]
+    assert loaded["more"]["x"].numpy().tolist() == [1.0]
+
+
+class OfItsOwn(torch.nn.Linear):
+    """Has a state dict without torch's metadata."""
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return dict(super().state_dict(*args, **kwargs))
+
+
+def test_a_module_with_a_plain_dict_as_its_state_takes_weights(tmp_path: Path) -> None:
+    saved_models(tmp_path, model=torch.nn.Linear(2, 1))
+    assert load_model(tmp_path, OfItsOwn(2, 1)).in_features == 2
 
 
 class Counting(torch.nn.Module):
@@ -169,6 +189,20 @@ def test_a_checkpoint_that_a_running_job_removes_meanwhile_is_not_damaged(
     with pytest.raises(CheckpointError, match=r"10 checkpoints of .* were removed while they were read") as raised:
         load_checkpoint(tmp_path)
     assert not isinstance(raised.value, DamagedError)
+
+
+def test_what_is_removed_altogether_while_it_is_read_is_said_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved_models(tmp_path / "job", step=1)
+
+    def gone(*what: Any) -> Any:
+        shutil.rmtree(tmp_path / "job")
+        raise DamagedError("tree.json is missing")
+
+    monkeypatch.setattr("spark_elastic.checkpoint.newest.decode", lambda *what, **how: gone())
+    with pytest.raises(CheckpointError, match=r"what .*job held was removed while it was read: tree.json is missing"):
+        load_checkpoint(tmp_path / "job")
 
 
 def test_load_checkpoint_of_an_empty_directory_is_an_error(tmp_path: Path) -> None:

@@ -376,10 +376,13 @@ def test_a_session_is_made_whose_executors_have_a_place_to_write_to(
 
 
 def test_files_that_workers_have_written_beside_the_logs_stay(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    for name in ("app-1/0/stderr", "app-1/1/stdout", "app-1/1/model.pt", "app-2/0/stderr"):
+    for name in (
+        *("app-1/0/stderr", "app-1/1/stdout", "app-1/1/model.pt", "app-2/0/stderr"),
+        *("app-1/0/helpers.py", "app-1/0/__pycache__/helpers.pyc", "app-1/0/env/bin/python"),
+    ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("")
-    remove_logs(tmp_path, "app-1")
+    remove_logs(tmp_path, "app-1", ["helpers.py", "env.tgz", "env"])
     assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()) == [
         "app-1/1/model.pt",
         "app-2/0/stderr",

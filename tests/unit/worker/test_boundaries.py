@@ -22,7 +22,6 @@ class Forward:
     """A forward of weight 1."""
 
     weight = 1.0
-    syncs = True
     has_changed_inputs = False
 
     def changes_inputs(self) -> None:

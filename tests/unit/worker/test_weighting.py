@@ -36,6 +36,20 @@ class Net(nn.Module):
         return self.second(hidden)
 
 
+class Hidden(nn.Module):
+    """Keeps a loss that all of its parameters are in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 5)
+        self.penalty: Any = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.tanh(self.first(x))
+        self.penalty = hidden.square().mean()
+        return hidden
+
+
 class Idle(Net):
     def __init__(self) -> None:
         super().__init__()
@@ -279,6 +293,23 @@ def a_penalty_on_weights_between_two_losses(s: Setting) -> None:
         s.step()
 
 
+def a_kept_loss_after_gradients_that_nothing_adds_up(s: Setting) -> None:
+    for x, _ in s.a:
+        out = s.models[0](x)
+        torch.autograd.grad(out.square().mean(), [s.models[0].module.first.weight], retain_graph=True)
+        s.models[0].module.penalty.backward()
+        s.step()
+
+
+def a_kept_loss_of_a_model_that_was_called_before_another_one(s: Setting) -> None:
+    one, two = s.models
+    for x, y in s.a:
+        two(x)
+        mse_loss(one(x), y).backward()
+        two.module.penalty.backward()
+        s.step()
+
+
 def a_penalty_on_gradients(s: Setting) -> None:
     for (x, _), (u, _) in zip(s.a, s.b, strict=False):
         given = x.detach().requires_grad_()
@@ -511,6 +542,8 @@ LOOPS: dict[str, tuple[Loop, Callable[[], Setting]]] = {
             a_reentrant_checkpoint_in_the_model_and_a_penalty_on_weights,
             rows_set_by_hand_around_a_reentrant_checkpoint,
         ],
+        lambda: Setting(Hidden()): [a_kept_loss_after_gradients_that_nothing_adds_up],
+        lambda: Setting(Net(), Hidden()): [a_kept_loss_of_a_model_that_was_called_before_another_one],
         lambda: Setting(Idle()): [a_parameter_that_a_function_gives_no_gradient],
         lambda: Setting(Two()): [outputs_that_depend_on_each_other],
         lambda: Setting(Plain()): [outputs_in_a_dataclass],
