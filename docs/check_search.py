@@ -56,6 +56,8 @@ NEEDS = {
     "oversampling": "recipes/imbalance/",
     "nested columns": "estimator/",
     "breakpoint": "howto/debugging/",
+    "normalization": "recipes/columns/",
+    "StandardScaler": "recipes/columns/",
     "argparse": "howto/training/",
 }
 # The same, where no other page may be shown before it.

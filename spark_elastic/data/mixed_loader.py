@@ -6,7 +6,8 @@ import contextlib
 import hashlib
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -88,6 +89,18 @@ class WeightedSamplingLoader(PositionedLoader[Batch]):
         self._prefetch = prefetch
         strict = any(loader.shards_strict for loader in self._loaders)
         super().__init__(RowGroupTracker(np.array([sum(self._counts)]), spec, plan), identity, shard, strict)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go to a saved position. Raises DataError and ValueError as the loaders do, and for a mix of other loaders."""
+        same = ("kind", "dataset", "rows")
+        if state.get("loaders") != self._identity["loaders"] and all(
+            state.get(key) == self._identity[key] for key in same
+        ):
+            raise ValueError(
+                "the mix was saved with loaders of other settings: give each the seed, shuffle, filters, shuffle_rows and other "
+                "arguments that it had, in the same order"
+            )
+        super().load_state_dict(state)
 
     def close(self) -> None:
         """End the current iteration, close files, and drop the rows held."""

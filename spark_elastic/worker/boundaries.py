@@ -157,9 +157,8 @@ def mark_outputs(values: Any, forward: Forward, batch: Delivery | None) -> Any:
 
 def refuse_transforms(module: torch.nn.Module, inputs: list[torch.Tensor]) -> None:
     """Raise ``TrainingCodeError`` within a transform of ``torch.func``, and for inputs with a tangent: these hide the marks."""
-    plain = (
-        value for value in inputs if value.layout is torch.strided and not value.is_nested
-    )  # others have no tangents
+    # Others have no tangents.
+    plain = (value for value in inputs if value.layout is torch.strided and not value.is_nested)
     if torch._C._are_functorch_transforms_active() or any(unpack_dual(value).tangent is not None for value in plain):
         raise TrainingCodeError(
             f"{type(module).__name__} is called by its wrapper within a transform of torch.func (grad, vmap, jacrev, …), or with "

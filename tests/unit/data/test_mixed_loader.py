@@ -143,7 +143,11 @@ def test_a_position_belongs_to_the_mix(urls: list[Path]) -> None:
         (mix(urls[1::-1], [3, 1]), DataError, "the dataset has changed since the state was saved: dataset"),
         (mix(urls[:2], [1, 4]), ValueError, "the loader's state was saved with probabilities='0.25 0.75'"),
         (mix(urls[:2], seed=1), ValueError, "the loader's state was saved with seed=0"),
-        (mix(urls[:2], shuffle_rows=0), ValueError, "the loader's state was saved with loaders="),
+        (
+            mix(urls[:2], shuffle_rows=0),
+            ValueError,
+            "the mix was saved with loaders of other settings: give each the seed",
+        ),
         (ParquetLoader(urls[0], 8), DataError, "the dataset has changed since the state was saved: kind"),
     ):
         with pytest.raises(error, match=re.escape(message)):
