@@ -81,8 +81,8 @@ MUTANTS = (
     Mutant(
         "a hang in a collective is ignored",
         _WATCHDOG + "stuck_collectives",
-        "elif late := find_late(inside, is_awaited):",
-        "elif late := []:",
+        "late = find_late(inside, is_awaited)",
+        "late: list[Worker] = []",
     ),
     Mutant(
         "a world in which all ranks wait for each other is waited for",

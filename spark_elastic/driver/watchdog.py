@@ -158,6 +158,7 @@ def stuck_collectives(seen: Situation) -> Iterator[Finding]:
     fewest = min(worker.activity.collectives for worker in inside)
     missed = [world.ranks[worker.worker] for worker in outside if worker.activity.collectives < fewest]
     is_awaited = len(inside) < len(world.members)  # lost ranks had left the world before they were lost
+    late = find_late(inside, is_awaited)
     if missed and world.phase is WorldPhase.INTERRUPTING:
         yield WorldStuck(f"ranks {missed} left the world at another commit than the others")
     elif missed:
@@ -165,10 +166,10 @@ def stuck_collectives(seen: Situation) -> Iterator[Finding]:
             f"ranks {missed} returned from the elastic function while others waited for them in a collective for "
             f"{limit:g} s; all ranks have to take the same steps"
         )
-    elif any(worker.commit is None or worker.commit.generation < world.generation for worker in inside):
+    elif any(_lacks_state(worker, world) for worker in inside if worker not in late or _speaks(seen, worker)):
         # Some ranks are not in the user's function yet: the rank that should send them the state does not, and will not.
         yield WorldStuck(f"not all ranks had the state within {limit:g} s")
-    elif late := find_late(inside, is_awaited):
+    elif late:
         yield from _replace_late(seen, world, late, limit)
     elif any(worker.activity.waiting for worker in inside):
         yield _find_stuck(seen, world, inside, limit)
@@ -367,6 +368,16 @@ def last_holders(seen: Situation, suspects: Set[int]) -> set[int]:
 def _is_heard(seen: Situation, worker: Worker) -> bool:
     """Whether what is known of a worker is up to date. A worker sends a heartbeat every second."""
     return seen.now - worker.heard <= min(HEARD_SECONDS, seen.settings.heartbeat_timeout / 2)
+
+
+def _speaks(seen: Situation, worker: Worker) -> bool:
+    """Whether a worker's Python runs. In one long call that does not release Python's lock it cannot tell what it has."""
+    return seen.now - worker.spoke <= HEARD_SECONDS
+
+
+def _lacks_state(worker: Worker, world: Generation) -> bool:
+    """Whether a member has not told that it has this generation's state."""
+    return worker.commit is None or worker.commit.generation < world.generation
 
 
 def _patience(seen: Situation, limit: float, is_last_holder: bool) -> float:

@@ -41,7 +41,7 @@ def worker_heard(job: JobState, event: ev.WorkerHeard) -> None:
     worker = job.workers.get(event.worker)
     if worker is None:
         return
-    worker.heard = job.now
+    worker.heard = worker.spoke = job.now
     if event.beats != worker.beats:
         worker.beats = event.beats
         worker.active_at = job.now

@@ -20,6 +20,8 @@ class Worker:
     started_at: float
     # When the process was last known to run, from the worker itself or, once the worker has connected, from its task.
     heard: float
+    # When the worker itself last spoke. One long call may keep Python from running in a process that its task sees.
+    spoke: float = 0.0
     phase: WorkerPhase = WorkerPhase.STARTING
     commit: CommitId | None = None
     # The slices that the worker holds of its last commits, as it has reported; None if it keeps the whole of ``commit``.

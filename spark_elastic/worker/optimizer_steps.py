@@ -20,7 +20,7 @@ def is_of_base_class(optimizer: torch.optim.Optimizer) -> bool:
     Torch calls the hooks for each class that defines ``step`` and of which the process has made an optimizer. So it calls them
     twice for a subclass that calls its base class's step. A compiler that traces the hook is told False: it knows no frames.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or not _has_steps_of_bases(type(optimizer)):
         return False
     callers, frame = 0, sys._getframe()
     while (outer := frame.f_back) is not None:
@@ -28,6 +28,12 @@ def is_of_base_class(optimizer: torch.optim.Optimizer) -> bool:
         if code.co_name == _NAME and code.co_filename == _FILE and frame.f_locals.get("self") is optimizer:
             callers += 1
     return callers > 1
+
+
+def _has_steps_of_bases(optimizer_class: type[torch.optim.Optimizer]) -> bool:
+    """Whether more than one class of an optimizer's has a ``step`` of its own, so that one of them may call another."""
+    classes = [each for each in optimizer_class.__mro__ if each is not torch.optim.Optimizer]
+    return sum("step" in vars(each) for each in classes) > 1
 
 
 def forget_scale(optimizer: torch.optim.Optimizer) -> None:

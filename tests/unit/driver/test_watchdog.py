@@ -117,6 +117,21 @@ def test_who_waits_for_the_state_is_not_taken_out_with_the_rank_that_hangs_befor
     assert script.error is None
 
 
+def test_a_rank_that_cannot_tell_that_it_has_the_state_is_replaced_if_the_others_wait_for_it_in_a_collective() -> None:
+    """It keeps Python's lock from its first step on."""
+    script = running("a", "b", "c", "d", hang_timeout=50)
+    script.kill(3)
+    script.come_back()
+    for worker in script.ranks:
+        script.send(ev.GroupFormed(worker, script.generation))
+    wait_in_collectives(script, 1, 1, 0)
+    for rank, worker in enumerate(script.ranks):
+        process = script.processes[worker]
+        process.waiting, process.commit = rank != 2, CommitId(2, 0)
+    told = script.since(lambda: script.pass_time(102, silent={2}, seen={2}))
+    assert told.of(do.KillWorker) == [do.KillWorker(2, 2)]
+
+
 def in_long_code(*names: str, **settings: Any) -> Script:
     """A world in which the last rank is lost while all others are in long code without a collective."""
     script = running(*names, **settings)
