@@ -231,10 +231,14 @@ def list_files(location: Location) -> list[tuple[str, int | None]]:
     files = []
     for entry in found:
         relative = entry.path.removeprefix(prefix).lstrip("/")
-        if entry.type == pafs.FileType.File and entry.size and not any(map(_hidden, relative.split("/"))):
+        if entry.type == pafs.FileType.File and entry.size and not is_hidden(relative):
             files.append((relative, entry.mtime_ns))
     return sorted(files)
 
 
-def _hidden(component: str) -> bool:
-    return component.startswith(".") or (component.startswith("_") and "=" not in component)
+def is_hidden(relative: str) -> bool:
+    """Whether a path below a dataset's folder is none of its data: it, or a folder that it is in, begins with "." or "_"."""
+    return any(
+        component.startswith(".") or (component.startswith("_") and "=" not in component)
+        for component in relative.split("/")
+    )

@@ -256,6 +256,7 @@ class PositionedLoader(Generic[T]):
     def set_epoch(self, epoch: int) -> None:
         """Start an epoch at row 0. For the current epoch this does nothing, whatever the position.
 
+        In the middle of an iteration it ends that: asking the iteration for another batch is a DataError. Leave the loop first.
         Warns on rank 0 if this goes back from the epoch at which the training function was entered.
         """
         epoch = whole_number("epoch", epoch, 0)
@@ -268,7 +269,7 @@ class PositionedLoader(Generic[T]):
             )
         if epoch != self._tracker.epoch:
             self._entered_at = 0
-            self._iteration.end()
+            self._iteration.end("" if self._tracker.exhausted else f"set_epoch({epoch}) was called")
             self._tracker.follow(self._own_spec)
             self._tracker.seek(epoch, 0)
             self._empty_iterations = 0

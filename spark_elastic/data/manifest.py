@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 
 from spark_elastic._saved_names import saved_as
 from spark_elastic._text import shown
-from spark_elastic.data.filesystem import Location, Urls, as_urls, list_files, locate
+from spark_elastic.data.filesystem import Location, Urls, as_urls, is_hidden, list_files, locate
 from spark_elastic.errors import DataError
 
 UNISCHEMA_KEY = b"dataset-toolkit.unischema.v1"
@@ -316,7 +316,7 @@ def _same_columns(schema: pa.Schema, other: pa.Schema, first: str, path: str) ->
 
 def _listed(url: str, location: Location) -> list[tuple[str, int | None]]:
     if location.local:
-        _refuse_circles(location.root)
+        _check_links(location.root)
     listed = list_files(location)
     if not listed:
         raise DataError(f"{shown(url)}: no Parquet files (hidden and empty ones are skipped)")
@@ -335,13 +335,21 @@ def _no_file_twice(listed: list[tuple[Location, str]]) -> None:
         seen[file] = location
 
 
-def _refuse_circles(root: str) -> None:
-    """Raise DataError if a link below a folder of this machine leads to a folder that it is in: a listing would never end."""
+def _check_links(root: str) -> None:
+    """Raise DataError if a link below a folder of this machine leads to nothing, or to a folder that it is in.
+
+    A listing would leave the one out, and not end because of the other.
+    """
     waiting = [(root, real := os.path.realpath(root), frozenset({real}))]
     while waiting:
         folder, place, above = waiting.pop()
         with suppress(OSError), os.scandir(folder) as entries:  # whoever lists the files says what cannot be read
             for entry in entries:
+                is_lost = entry.is_symlink() and not os.path.exists(entry.path)
+                if is_lost and not is_hidden(os.path.relpath(entry.path, root)):
+                    raise DataError(
+                        f"{entry.path} is a link to {os.readlink(entry.path)}, which does not exist: remove it"
+                    )
                 if not entry.is_dir():
                     continue
                 real = os.path.realpath(entry.path) if entry.is_symlink() else os.path.join(place, entry.name)

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.usefixtures("no_thread_stays_behind")
     [
         (lambda loader: list(loader), "another iteration over this loader was begun"),
         (lambda loader: loader.load_state_dict(loader.state_dict()), "the loader went to a saved position"),
+        (lambda loader: loader.set_epoch(1), r"set_epoch\(1\) was called"),
     ],
 )
 def test_a_loader_whose_iteration_something_else_ends_says_so_instead_of_ending_the_epoch_early(
@@ -35,20 +36,19 @@ def test_a_loader_whose_iteration_something_else_ends_says_so_instead_of_ending_
         list(zip(loader, loader, strict=True))
 
 
-def test_an_iteration_that_is_complete_or_ended_on_purpose_has_no_more_batches_and_raises_nothing(
-    dataset: Path,
-) -> None:
+def test_an_iteration_that_is_complete_or_closed_has_no_more_batches_and_raises_nothing(dataset: Path) -> None:
     loader = ParquetLoader(dataset, 16)
-    complete = iter(loader)
+    complete, at_its_end = iter(loader), None
     list(complete)
-    skipped, closed = iter(loader), None
-    next(skipped)
+    at_its_end = iter(loader)
+    for _ in range(len(loader)):
+        next(at_its_end)
     loader.set_epoch(1)
     closed = iter(loader)
     next(closed)
     loader.close()
     list(loader)
-    assert [next(each, None) for each in (complete, skipped, closed)] == [None] * 3
+    assert [next(each, None) for each in (complete, at_its_end, closed)] == [None] * 3
 
 
 class Reader:

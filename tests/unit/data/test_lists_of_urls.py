@@ -142,6 +142,13 @@ def test_a_list_that_is_no_dataset_is_refused(urls: list[str], tmp_path: Path) -
     with pytest.raises(DataError, match=r"deep/again is a link that leads to a folder that it is in"):
         ParquetLoader(tmp_path / "a", 8)
     (tmp_path / "link" / "deep" / "again").unlink()
+    (tmp_path / "link" / "deep" / "lost.parquet").symlink_to("gone.parquet")
+    with pytest.raises(
+        DataError, match=r"deep/lost.parquet is a link to gone.parquet, which does not exist: remove it"
+    ):
+        ParquetLoader(tmp_path / "a", 8)
+    (tmp_path / "link" / "deep" / "lost.parquet").rename(tmp_path / "link" / "deep" / "_lost")
+    assert ParquetLoader(tmp_path / "link", 8).rows_total == 22
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="empty: no Parquet files"):
         ParquetLoader([*urls, tmp_path / "empty"], 8)
