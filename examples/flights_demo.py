@@ -125,13 +125,13 @@ def train(train_url: str, test_path: str, epochs: int, workers: int) -> dict[str
         above = ranks[labels == 1].sum().item() - positive * (positive + 1) / 2
         return above / (positive * (len(labels) - positive))
 
+    loader = se.data.ParquetLoader(train_url, global_batch_size=GLOBAL_BATCH, shards=SHARDS, shuffle=True, seed=0)
     torch.manual_seed(0)
     table = pq.read_table(test_path)
     test = {name: torch.from_numpy(table[name].to_numpy().copy()) for name in table.column_names}
     model = se.DistributedDataParallel(Net())
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
     loss_of = nn.BCEWithLogitsLoss()
-    loader = se.data.ParquetLoader(train_url, global_batch_size=GLOBAL_BATCH, shards=SHARDS, shuffle=True, seed=0)
     state = se.TorchState(model=model, optimizer=optimizer, loader=loader, rows=0, aucs=[])
 
     @se.elastic

@@ -245,6 +245,11 @@ class Deliveries:
         self._use(found[0])
         return found[0]
 
+    def have_delivered(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether any of these tensors is of a batch as a loader has delivered it, and not of a list of parts."""
+        batches = self._own.batches(*(place for _, place in self._telling(tensors)))
+        return any(known.cut is None or not known.cut.is_divided for known in batches)
+
     def see(self, tensors: Sequence[torch.Tensor]) -> None:
         """Note that a model is given these tensors without gradients."""
         if found := self._newest_first(self._own.batches(*(place for _, place in self._telling(tensors)))):

@@ -7,8 +7,10 @@ A process that continues with different kernels computes different bits.
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import re
+import warnings
 from collections.abc import Mapping
 
 import torch
@@ -45,14 +47,30 @@ MOST_SHAPES = 64
 _BY_ITSELF = torch.get_num_threads()
 
 
-def pin_threads() -> None:
+def pin_threads(stacklevel: int = 2) -> None:
     """Make this process compute with one thread, so that bits do not depend on how many workers share a machine's cores.
 
     A number of threads that was set explicitly stays: by ``OMP_NUM_THREADS``, as Spark does, or by ``torch.set_num_threads``.
+    Warns of a model that was made with several threads, whose first weights may depend on their number. stacklevel: that of the
+    user's line, as ``warnings.warn`` counts from here.
     """
     is_chosen = "OMP_NUM_THREADS" in os.environ and THREADS_VARIABLE not in os.environ
-    if not is_chosen and torch.get_num_threads() == _BY_ITSELF:
-        torch.set_num_threads(1)
+    threads = torch.get_num_threads()
+    if is_chosen or threads != _BY_ITSELF or threads == 1:
+        return
+    torch.set_num_threads(1)
+    if any(map(_has_weights, gc.get_objects())):
+        warnings.warn(
+            f"a model was made with {threads} threads, before the loader with shards= has set one: weights that are made by "
+            "factorizing matrices, as by orthogonal_, have other bits with another number of threads. Make the loader before "
+            "the model, or set OMP_NUM_THREADS",
+            stacklevel=stacklevel,
+        )
+
+
+def _has_weights(value: object) -> bool:
+    is_module = issubclass(type(value), torch.nn.Module) and "_parameters" in vars(value)
+    return is_module and any(parameter is not None for parameter in vars(value)["_parameters"].values())
 
 
 def pin_compiler() -> None:
@@ -95,7 +113,7 @@ def _build() -> dict[str, str]:
     libraries = re.findall(r"(?:Math Kernel Library|MKL-DNN|OpenBLAS)[^\n(]*", built)
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     return {
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),  # a class of torch's own, which a checkpoint could only hold as an object
         "libraries": ", ".join([blas[1] if blas else "no BLAS", *(" ".join(name.split()) for name in libraries)]),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "device": device,

@@ -15,6 +15,7 @@ from spark_elastic.data.iteration import Current
 from spark_elastic.data.kernels import difference, kernels_here, pin_compiler, pin_threads
 from spark_elastic.data.order import as_described, describe
 from spark_elastic.data.plan import Step
+from spark_elastic.data.randomness import seed_all
 from spark_elastic.data.shards import Cut
 from spark_elastic.data.stopwatch import Stopwatch
 from spark_elastic.data.tracker import Report, RowGroupTracker
@@ -192,7 +193,7 @@ class PositionedLoader(Generic[T]):
             )
         if tracker.plan.shards is not None:
             self._identity["shards"] = tracker.plan.shards
-            pin_threads()
+            pin_threads(3 + type(self).__mro__.index(PositionedLoader))  # subclasses have constructors of their own
             pin_compiler()
         self.batch_rows: tuple[int, ...] = (0,) * tracker.size
 
@@ -467,8 +468,11 @@ class PositionedLoader(Generic[T]):
                         expected -= 1
                         tracker.delivered(step, ticket_sum)
                         self.batch_rows = step.rank_rows
-                        if self._in_state and (tracker.size > 1 or self.shards is not None):
-                            deliveries.note(self, batch, step.rank_rows, tracker.rank, self._cut(step))
+                        cut = self._cut(step)
+                        if cut is not None:  # whatever this rank has drawn by itself, all draw alike for this batch
+                            seed_all((*cut.place, 0))
+                        if self._in_state and (tracker.size > 1 or cut is not None):
+                            deliveries.note(self, batch, step.rank_rows, tracker.rank, cut)
                         if self._in_state and step.rows != tracker.plan.batch(tracker.size):
                             self._stopwatch.drop()
                         if self._shard is None or self._in_state or step.rank_rows[tracker.rank]:

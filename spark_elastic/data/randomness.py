@@ -87,12 +87,16 @@ def _state_of(generator: object) -> bytes:
 
 # At how many objects a search for generators looks at most, and at how many entries of each container: items may be many.
 _LOOKED_AT, _ENTRIES = 10_000, 100
-_GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
+# The classes of generators that code may have of its own.
+GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
 _CLOSED = (str, bytes, int, float, complex, torch.Tensor, np.ndarray, np.generic, ModuleType, type)
 
 
-def own_generators(*roots: object) -> list[object]:
-    """Find the generators that objects use: in attributes, lists, dicts, closures, partial functions, and global variables."""
+def own_generators(*roots: object, kinds: tuple[type, ...] = GENERATORS) -> list[object]:
+    """Find the generators that objects use: in attributes, lists, dicts, closures, partial functions, and global variables.
+
+    kinds: the classes of the generators that are looked for.
+    """
     found: list[object] = []
     known: dict[int, object] = {}
     waiting = deque(roots)
@@ -104,14 +108,14 @@ def own_generators(*roots: object) -> list[object]:
         with contextlib.suppress(Exception):  # proxies may raise whatever is asked of them
             if isinstance(value, _CLOSED):
                 continue
-            if not isinstance(value, _GENERATORS):
-                waiting.extend(_used_by(value))
+            if not isinstance(value, kinds):
+                waiting.extend(_used_by(value, kinds))
             elif not isinstance(value, random.SystemRandom):
                 found.append(value)
     return found
 
 
-def _used_by(value: object) -> Iterable[object]:
+def _used_by(value: object, kinds: tuple[type, ...]) -> Iterable[object]:
     if isinstance(value, (list, tuple, deque)):
         return islice(value, _ENTRIES)
     if isinstance(value, dict):
@@ -123,11 +127,11 @@ def _used_by(value: object) -> Iterable[object]:
     if isinstance(value, FunctionType):
         cells = [_content(cell) for cell in value.__closure__ or ()]
         named = (value.__globals__.get(name) for name in value.__code__.co_names)
-        used = [each for each in named if isinstance(each, (*_GENERATORS, FunctionType))]
+        used = [each for each in named if isinstance(each, (*kinds, FunctionType))]
         return *cells, *used, value.__defaults__, value.__kwdefaults__
     kind = type(value)
     methods = (getattr(kind, name, None) for name in ("__getitem__", "__call__", "forward"))
-    held = [each for each in vars(kind).values() if isinstance(each, _GENERATORS)]
+    held = [each for each in vars(kind).values() if isinstance(each, kinds)]
     return (
         *getattr(value, "__dict__", {}).values(),
         *held,

@@ -14,19 +14,19 @@ LEAST_ROWS = 32
 MOST_ROWS = 4096
 # 64 MiB as 32-bit floats. A single worker has to have room for the whole batch, because the others may leave.
 MOST_NUMBERS = 2**24
-# The fewest rows of a batch per worker, so that a step is not all overhead and BatchNorm has rows for its statistics.
+# The fewest rows of a batch per worker or shard, so that a step is not all overhead and BatchNorm has rows for its statistics.
 LEAST_SHARE = 8
 
 
 def pick_batch_size(rows: int, width: int, shards: int | None = None) -> int:
-    """Return the global batch size: a power of two, unless there have to be as many rows as ``shards``.
+    """Return the global batch size: a power of two, unless each of ``shards`` would get fewer rows than a worker may.
 
     It is the power nearest to the square root of ``rows``, so that an epoch has about as many steps as a step has rows: 32 rows
     per step for 1,000, 256 for 100,000, 1,024 for 1,000,000. width: the numbers in a row; wide rows get smaller batches.
     """
     nearest = 1 << rows.bit_length() // 2
     fitting = 1 << max(MOST_NUMBERS // max(width, 1), 1).bit_length() - 1
-    return max(LEAST_ROWS, min(nearest, fitting, MOST_ROWS), shards or 0)
+    return max(LEAST_ROWS, min(nearest, fitting, MOST_ROWS), LEAST_SHARE * (shards or 0))
 
 
 def enough_workers(batch_size: int) -> int:

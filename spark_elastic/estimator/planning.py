@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from spark_elastic._pickling import dumps, hooks_of
 from spark_elastic.data import ParquetLoader
+from spark_elastic.data.randomness import own_generators
 from spark_elastic.driver.cluster_driver import room_for_workers
 from spark_elastic.driver.run import DRIVERS
 from spark_elastic.driver.settings import check_sizes
@@ -67,6 +68,8 @@ def plan_recipe(params: Parameterized, layout: Layout, default_loss: object) -> 
             f"deterministic=True weights the shards of a batch by their rows, and {weighting} by something else; multiply the "
             "loss of each row in a trainStep"
         )
+    if params.value("deterministic"):
+        _refuse_own_generators(params)
     if _has_class_weights(params):
         if params.value("trainStep") is not None:
             raise ValueError("classWeights are for the loss, and a trainStep computes its own: weight the rows there")
@@ -83,7 +86,10 @@ def plan_recipe(params: Parameterized, layout: Layout, default_loss: object) -> 
     with own_randomness(0):
         check_steps(network, steps)
     on_cpu = not params.value("useGpu") and steps.train_step is None
-    return Recipe(network, layout, steps, objective, on_cpu, params.value("transform"), is_weighted=bool(weighting))
+    transform, is_sharded = params.value("transform"), params.value("deterministic")
+    return Recipe(
+        network, layout, steps, objective, on_cpu, transform, is_weighted=bool(weighting), is_sharded=is_sharded
+    )
 
 
 def added_columns(params: Parameterized, layout: Layout) -> tuple[str, ...]:
@@ -362,6 +368,17 @@ def _check_losses(losses: Sequence[object], labels: int, *, custom: bool) -> Non
             "weight= and ignore_index= of a cross entropy divide by the weights of its own labels, and rows have one weight for "
             "all losses: with several labels, weigh within a trainStep"
         )
+
+
+def _refuse_own_generators(params: Parameterized) -> None:
+    """Refuse random generators that no shard seeds, and that continue from shard to shard on each worker."""
+    for name in ("loss", "transform", "trainStep"):
+        for generator in own_generators(params.value(name)):
+            raise ValueError(
+                f"deterministic=True computes each shard of a batch with random numbers of its own, and {name} draws from a "
+                f"{type(generator).__name__} that goes on from shard to shard: draw from the generators of torch, numpy or "
+                "random themselves, which are seeded for each shard"
+            )
 
 
 def _check_course(params: Parameterized, steps: StepPlan) -> None:

@@ -17,7 +17,7 @@ from spark_elastic.estimator.layout import Layout, outputs_of, side_by_side
 from spark_elastic.estimator.objective import Objective, refuse_ignored
 from spark_elastic.estimator.plan import StepPlan
 from spark_elastic.estimator.schedules import Course, make_scheduler
-from spark_elastic.estimator.shapes import shown_shape
+from spark_elastic.estimator.shapes import name_of, shown_shape
 from spark_elastic.estimator.steps import make_optimizer
 
 # An odd number of rows, which is unlikely to be a layer's number of features.
@@ -68,6 +68,7 @@ def try_model(
     *,
     labels_known: bool,
     is_weighted: bool = False,
+    is_sharded: bool = False,
 ) -> tuple[Layout, Objective | None, bool]:
     """Call a copy of the model and its losses on a batch, and compute gradients.
 
@@ -75,7 +76,8 @@ def try_model(
 
     A model that does not take scalars as [rows] gets them as [rows, 1]. A model that takes fewer arguments than there are
     columns gets these side by side as [rows, numbers]. labels_known: whether the labels are real. is_weighted: whether rows
-    have different weights. Raises ValueError if the model cannot be called, or if its outputs do not fit labels and losses.
+    have different weights. is_sharded: whether losses are called for one shard after another. Raises ValueError if the model
+    cannot be called, or if its outputs do not fit labels and losses.
     """
     outputs, layout, tried = try_layouts(model, layout, batch)
     found = outputs_of(outputs, layout)
@@ -97,18 +99,34 @@ def try_model(
             f"labels do not fit the loss: {error} (label columns {', '.join(_of(batch, layout.labels))}; "
             f"outputs {', '.join(map(shown_shape, found))})"
         ) from error
-    for loss, output, label in pairs:
+    for loss, output, _ in pairs:
         check_output(loss, output)
-        check_mean(loss, output.detach(), label)
     if not total.requires_grad:
         raise ValueError(
             "nothing can be learnt, because the loss has no gradient: frozen parameters, detach(), argmax and torch.no_grad() "
             "leave none"
         )
-    replace(trial, count=len(pairs)).check_metrics(layout, pairs)
     total.backward()
+    if is_sharded:
+        _refuse_changed_buffers(objective.losses, trial.losses)
+    for loss, output, label in pairs:  # these call a loss again, which may change what its gradient is made of
+        check_mean(loss, output.detach(), label)
+    replace(trial, count=len(pairs)).check_metrics(layout, pairs)
     unused = any(parameter.requires_grad and parameter.grad is None for parameter in tried.parameters())
     return layout, replace(objective, count=len(pairs)), unused
+
+
+def _refuse_changed_buffers(losses: Sequence[object], tried: Sequence[object]) -> None:
+    for loss, called in zip(losses, tried, strict=True):
+        if isinstance(loss, torch.nn.Module) and isinstance(called, torch.nn.Module):
+            present = dict(called.named_buffers())
+            for name, buffer in loss.named_buffers():
+                if name not in present or not torch.equal(present[name], buffer):
+                    raise ValueError(
+                        f"deterministic=True has each worker compute some shards of a batch, and {name_of(loss)} changes its "
+                        f"buffer {name} from shard to shard: make it a part of the network, whose buffers are kept, and call "
+                        "it in a trainStep"
+                    )
 
 
 def try_layouts(

@@ -23,8 +23,8 @@ from spark_elastic.estimator.shapes import name_of
 class Recipe:
     """What is trained, and how: copies of the network and of an optimizer instance over it, with their settings.
 
-    is_weighted: whether rows have different weights in the loss. has_unused: whether the loss does not depend on some trained
-    parameters.
+    is_weighted: whether rows have different weights in the loss. is_sharded: whether steps have the same bits in any world.
+    has_unused: whether the loss does not depend on some trained parameters.
     """
 
     network: torch.nn.Module
@@ -34,6 +34,7 @@ class Recipe:
     on_cpu: bool
     transform: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]] | None = None
     is_weighted: bool = False
+    is_sharded: bool = False
     has_unused: bool = False
 
     def checked_on(self, batch: dict[str, torch.Tensor], *, labels_known: bool = True) -> Recipe:
@@ -54,6 +55,7 @@ class Recipe:
                 batch,
                 labels_known=labels_known,
                 is_weighted=self.is_weighted,
+                is_sharded=self.is_sharded,
             )
         return replace(self, layout=layout, objective=objective, has_unused=unused)
 

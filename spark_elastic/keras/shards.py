@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import keras
 import torch
 
+from spark_elastic.data.randomness import own_generators
 from spark_elastic.errors import TrainingCodeError
 from spark_elastic.keras.batches import Convert
 from spark_elastic.keras.metrics import Totals, results_of, sum_over_shards
@@ -47,15 +48,16 @@ class ShardedSteps:
             weight.grad = None  # Keras leaves the last step's gradients, to which the loop would add
         parts = Parts(batch, sources, self._workspace, self._world)
         for part in parts:
-            state._draw_seeds()
+            self._seed(convert)
             means.begin()
             others.begin()
             logs = type(model).train_step(model, keras.tree.map_structure(_as_tensor, convert(part)))
             parts.note(**{loss.name: loss.result() for loss in losses})
             state._noted(logs)
-            other_parts.append(others.part())
+            if not parts.is_repeated:
+                other_parts.append(others.part())
         others.add(sum_over_shards(other_parts) if state._is_fitting else [])
-        state._draw_seeds()
+        self._seed(convert)
         if self._applied is not None:
             with torch.no_grad():
                 gradients = [variable.value.grad for variable in self._applied]
@@ -65,6 +67,13 @@ class ShardedSteps:
             loss.update_state(parts.means[loss.name], sample_weight=parts.rows)
         means.add(means.part())
         return results_of(model, logs)
+
+    def _seed(self, convert: Convert) -> None:
+        """Seed what draws random numbers from torch's, which follow from the shard: layers, ``convert``, and Keras itself."""
+        self._state._draw_seeds()
+        for variable in _seeds_of(convert):
+            variable.assign(torch.randint(2**31 - 1, tuple(variable.shape)))
+        keras.utils.set_random_seed(int(torch.randint(2**31 - 1, ())))
 
     def gradients_are_there(self, variables: Sequence[keras.Variable] | None) -> None:
         """Note the variables that the optimizer is to change, for when the gradients are those of the batch, not of a part."""
@@ -79,6 +88,18 @@ class ShardedSteps:
         weights = ((variable.path, variable.value) for variable in self._state.model.trainable_variables)
         moving = moving_of(self._state.model)
         return Sources(weights, (Buffer(variable.path, variable.value) for variable in moving))
+
+
+def _seeds_of(convert: Convert) -> list[keras.Variable]:
+    """Return the seeds of the layers and generators of Keras that a function uses."""
+    found: list[keras.Variable] = []
+    for user in own_generators(convert, kinds=(keras.random.SeedGenerator, keras.Layer)):
+        if isinstance(user, keras.Layer):
+            weights = set(map(id, user.weights))
+            found += [variable for variable in user.variables if id(variable) not in weights]
+        elif isinstance(user, keras.random.SeedGenerator):
+            found.append(user.state)
+    return found
 
 
 def _as_tensor(value: object) -> torch.Tensor | None:

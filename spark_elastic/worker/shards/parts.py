@@ -30,6 +30,7 @@ from spark_elastic.data.randomness import seed_all
 from spark_elastic.data.shards import Cut, Part
 from spark_elastic.data.stopwatch import note_gradients
 from spark_elastic.errors import TrainingCodeError
+from spark_elastic.worker.checks.fingerprint import sums_of_bits
 from spark_elastic.worker.shards.exchange import Room, add_over_ranks
 from spark_elastic.worker.shards.loops import HOW, loops
 from spark_elastic.worker.shards.sources import Sources
@@ -39,9 +40,14 @@ from spark_elastic.worker.world import World
 
 # How many numbers a part can note. The header has room for this many.
 MOST_NOTED = 32
+# In as many loops of each kind, parameters are compared with what they were before. Later ones are only asked for their versions,
+# which do not tell of a change through ``.data``.
+LOOPS_COMPARED = 3
 # The header has the type of most gradients, with which it travels. Numbers that it cannot hold exactly are sent as two: counts
 # as high and low halves, noted numbers as their rounded value and the remainder.
 _HEADER, _HALF = torch.float32, 2**12
+
+_NOT_CUT = "A batch of a loader outside the State, as for validation, is not cut: call the model on it, after eval()"
 
 
 class Parts:
@@ -92,6 +98,11 @@ class Parts:
         return self._cut.rows
 
     @property
+    def is_repeated(self) -> bool:
+        """Whether this rank has no rows of the batch, so that its only part repeats another rank's and counts nothing."""
+        return not any(part.weight for part in self._parts)
+
+    @property
     def means(self) -> Mapping[str, float]:
         """The means of the noted numbers over all rows of the global batch, equal on all ranks; known after the loop."""
         if self._means is None:
@@ -111,6 +122,9 @@ class Parts:
                 for buffer in self._sources.buffers:
                     buffer.note()
             self._lay_out()
+            is_compared = self._workspace.loops < LOOPS_COMPARED
+            self._workspace.loops += 1
+            before = sums_of_bits(self._sources.parameters) if is_compared else []
             running = RunningSum(self._cut.shards, Contribution.add)
             computed = {part.shard: values for part, values in zip(self._parts, self._batches, strict=True)}
             weighed = {part.shard for part in self._parts if part.weight}
@@ -125,6 +139,8 @@ class Parts:
                 else:
                     self._contribution.clear()
                 running.push(shard, self._contribution)
+            if is_compared:
+                self._refuse_changed(before, sums_of_bits(self._sources.parameters))
             note_gradients()
             loops.add_up()
             self._finish(running.nodes)
@@ -207,15 +223,7 @@ class Parts:
 
     def _check(self) -> None:
         """Refuse what must not happen within a part."""
-        versions = [parameter._version for parameter in self._sources.parameters]
-        if versions != self._versions:
-            changed = next(place for place, version in enumerate(versions) if version != self._versions[place])
-            raise TrainingCodeError(
-                f"the parameter {self._sources.names[changed]} changed inside the loop over model.parts(batch). Either "
-                "optimizer.step() was called there, which belongs after the loop, or a forward changes weights, as "
-                "Embedding(max_norm=) and Keras's SpectralNormalization do: leave that out, or train without shards=. "
-                f"{HOW}"
-            )
+        self._refuse_changed(self._versions, [parameter._version for parameter in self._sources.parameters])
         appeared = self._sources.appeared()
         if appeared:
             raise TrainingCodeError(
@@ -225,13 +233,24 @@ class Parts:
         for buffer in self._sources.constant:
             if buffer.has_changed:
                 raise TrainingCodeError(
-                    f"the buffer {buffer.name} holds whole numbers or bools and changes while a shard is computed, and nothing "
-                    "can be made of the changes of several shards; train without shards="
+                    f"the buffer {buffer.name} holds whole numbers, bools or complex numbers and changes while a shard is "
+                    "computed, and nothing can be made of the changes of several shards; train without shards="
                 )
         names = sorted(self._noted)
         if self._names is not None and self._names != names:
             raise TrainingCodeError(f"note() was called with {names}, and before with {self._names}")
         self._names = names
+
+    def _refuse_changed(self, before: Sequence[int], now: Sequence[int]) -> None:
+        """Refuse parameters of which a number, a version or a sum of their bits, is not what it was before."""
+        changed = [name for name, old, new in zip(self._sources.names, before, now, strict=True) if old != new]
+        if changed:
+            raise TrainingCodeError(
+                f"the parameter {changed[0]} changed inside the loop over model.parts(batch). Either optimizer.step() was called "
+                "there, which belongs after the loop, as does clamping weights, or a forward changes weights, as "
+                "Embedding(max_norm=) and Keras's SpectralNormalization do: leave that out, or train without shards=. "
+                f"{HOW}"
+            )
 
     @torch.no_grad()
     def _take(self, shard: int) -> None:
@@ -392,7 +411,8 @@ def divided(batch: object, parts: Sequence[Part], cut: Cut) -> list[object]:
     if cut.is_divided:
         if not isinstance(batch, (list, tuple)) or len(batch) != len(parts):
             raise ValueError(
-                f"the loader delivered a list of {len(parts)} parts; give model.parts() a list of as many, in their order"
+                f"the loader in the State delivered a list of {len(parts)} parts; give model.parts() a list of as many, in their "
+                f"order. {_NOT_CUT}"
             )
         return [pytree.tree_map_only(torch.Tensor, torch.clone, part) for part in batch]
     leaves, structure = pytree.tree_flatten(batch)
@@ -401,7 +421,7 @@ def divided(batch: object, parts: Sequence[Part], cut: Cut) -> list[object]:
         if not isinstance(leaf, torch.Tensor) or not leaf.dim() or leaf.size(0) != rows:
             what = f"a tensor of shape {list(leaf.shape)}" if isinstance(leaf, torch.Tensor) else type(leaf).__name__
             raise ValueError(
-                f"a batch to be cut into parts consists of tensors of this rank's {rows} rows, and holds {what}"
+                f"a batch to be cut into parts consists of tensors of this rank's {rows} rows, and holds {what}. {_NOT_CUT}"
             )
     return [pytree.tree_unflatten([_rows(leaf, part.start, part.stop) for leaf in leaves], structure) for part in parts]
 

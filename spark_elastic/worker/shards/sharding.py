@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from spark_elastic.data.deliveries import deliveries
 from spark_elastic.data.loader import shards_of_loader
 from spark_elastic.errors import SparkElasticError, TrainingCodeError
+from spark_elastic.worker.boundaries import tensors_given
 from spark_elastic.worker.job import current_job
 from spark_elastic.worker.module_registers import same_values
 from spark_elastic.worker.shards.loops import HOW, loops
@@ -49,6 +51,15 @@ class Sharding:
     def forward(self, model: DistributedDataParallel, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """Call the module. Outside a loop over parts, refuse what trains it or changes its buffers."""
         module = model.module
+        if (
+            loops.open is not None
+            and torch.is_grad_enabled()
+            and deliveries.have_delivered(tensors_given(args, kwargs))
+        ):
+            raise TrainingCodeError(
+                f"{type(module).__name__} was given a loader's batch inside the loop over model.parts(batch), and not the part: "
+                f"how many rows of it a rank has depends on the world. {HOW}"
+            )
         if loops.open is not None or not any(part.training for part in model.modules()):
             return module(*args, **kwargs)
         name = type(module).__name__

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-import numpy
 import torch
 from torch import nn
 
+from spark_elastic.data.randomness import GENERATORS, own_generators
 from spark_elastic.errors import TrainingCodeError
 from spark_elastic.worker.checks.fingerprint import sums_of_bits
 from spark_elastic.worker.module_registers import Registered, registers
+
+# How deep the attributes of modules are searched for generators, and at how many entries of each container and object.
+_DEPTH, _ENTRIES = 2, 100
+# Where a module keeps what is searched with the modules, and what is no generator.
+_REGISTERS = frozenset({"_modules", "_parameters", "_buffers"})
 
 
 class Buffer:
@@ -67,7 +71,7 @@ class ModuleBuffer(Buffer):
 
 
 class Sources:
-    """Parameters with their names, and buffers, each once."""
+    """Parameters with their names, each once, and buffers, each as often as it is registered."""
 
     def __init__(self, parameters: Iterable[tuple[str, torch.Tensor]], buffers: Iterable[Buffer]) -> None:
         named: dict[int, tuple[str, torch.Tensor]] = {}
@@ -114,18 +118,20 @@ class ModuleSources(Sources):
     def __init__(self, models: Sequence[nn.Module]) -> None:
         modules = {id(part): (part, name) for model in models for name, part in model.named_modules()}
         self._registered = Registered(register for module, _ in modules.values() for register in registers(module))
-        buffers: dict[int, Buffer] = {}
+        buffers: list[Buffer] = []
         self._tensors: list[tuple[str, Mapping[str, object], frozenset[str]]] = []
         for module, prefix in modules.values():
             _refuse_own_generators(module, prefix)
             for register in (module._parameters, module._buffers):
                 there = frozenset(key for key, tensor in register.items() if tensor is not None)
                 self._tensors.append((prefix, register, there))
-            for key, tensor in module._buffers.items():
-                if tensor is not None:
-                    buffers.setdefault(id(tensor), ModuleBuffer(module, key, _place(prefix, key), tensor))
+            buffers += [
+                ModuleBuffer(module, key, _place(prefix, key), tensor)
+                for key, tensor in module._buffers.items()
+                if tensor is not None
+            ]
         parameters = ((_place("", name), tensor) for model in models for name, tensor in model.named_parameters())
-        super().__init__(parameters, buffers.values())
+        super().__init__(parameters, buffers)
 
     def appeared(self) -> str:
         """Name a parameter or buffer that a forward has registered since; empty if there is none."""
@@ -147,10 +153,25 @@ def _place(module: str, key: str) -> str:
 
 def _refuse_own_generators(module: nn.Module, name: str) -> None:
     """Refuse random generators that no shard seeds, and that continue from part to part on each rank."""
-    for key, value in vars(module).items():
-        if isinstance(value, (torch.Generator, numpy.random.Generator, numpy.random.RandomState, random.Random)):
-            raise TrainingCodeError(
-                f"{_place(name, key)} is a {type(value).__name__} of the model's own. It goes on from shard to shard, so that "
-                "what it gives depends on the world: draw from the generators of torch, numpy or random themselves, which are "
-                "seeded for each shard, or train without shards="
-            )
+    held = [
+        (key, each) for key, value in vars(module).items() if key not in _REGISTERS for each in _generators_in(value)
+    ]
+    forward = type(module).forward
+    if not forward.__module__.startswith("torch."):
+        held += [("forward", each) for each in own_generators(forward)]
+    for key, generator in held:
+        raise TrainingCodeError(
+            f"{_place(name, key)} has a {type(generator).__name__} of the model's own. It goes on from shard to shard, so that "
+            "what it gives depends on the world: draw from the generators of torch, numpy or random themselves, which are "
+            "seeded for each shard, or train without shards="
+        )
+
+
+def _generators_in(value: object, depth: int = _DEPTH) -> Iterator[object]:
+    """Yield the generators in an attribute: itself, or in containers and objects that it consists of, but not in modules."""
+    if isinstance(value, GENERATORS):
+        yield value
+    elif depth and not isinstance(value, (nn.Module, torch.Tensor, type)):
+        entries = value if isinstance(value, (dict, list, tuple)) else getattr(value, "__dict__", ())
+        for each in list(entries.values() if isinstance(entries, dict) else entries)[:_ENTRIES]:
+            yield from _generators_in(each, depth - 1)

@@ -110,6 +110,8 @@ class Workspace:
 
     def __init__(self) -> None:
         self.touched: set[int] = set()
+        # How many loops have begun.
+        self.loops = 0
         self.layout = Layout({}, 1)
         self._specs: dict[int, tuple[object, ...]] = {}
         self._depths: list[Contribution] = []

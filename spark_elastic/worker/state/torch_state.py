@@ -140,6 +140,11 @@ class TorchState(ObjectState):
         super().commit(durable)
         self._seed_by_place()
 
+    def check_host_updates(self) -> None:
+        """Check whether the world changes, as ``State.check_host_updates`` does, and draw random numbers as after a commit."""
+        super().check_host_updates()
+        self._seed_by_place()
+
     def _begin(self, job: Job | None) -> None:
         super()._begin(job)
         if job is not None and job.world is not None:

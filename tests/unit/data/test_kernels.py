@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -106,6 +107,19 @@ def test_a_process_with_shards_computes_with_one_thread_however_many_cores_it_ha
 
 
 @pytest.mark.usefixtures("two_threads")
+def test_a_model_that_was_made_before_the_threads_were_set_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gc, "get_objects", list)  # without the models of other tests
+    sharded()
+    torch.set_num_threads(2)
+    monkeypatch.setattr(gc, "get_objects", lambda: [torch.nn.ReLU(), torch.nn.Linear(2, 2)])
+    words = "a model was made with 2 threads, before the loader .* Make the loader before the model"
+    with pytest.warns(UserWarning, match=words) as told:
+        sharded()
+    assert told[0].filename == __file__
+    assert torch.get_num_threads() == 1
+
+
+@pytest.mark.usefixtures("two_threads")
 def test_a_number_of_threads_that_somebody_has_chosen_stays_with_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(3)
     sharded()
@@ -153,6 +167,10 @@ def test_a_state_of_before_extensions_were_compared_is_continued() -> None:
     here = {"torch": "2.13", "extensions": "avx2"}
     assert difference({"torch": "2.13"}, here) is None
     assert difference(here, {"torch": "2.13"}) is None
+
+
+def test_kernels_are_described_by_plain_texts_which_a_checkpoint_holds_as_they_are() -> None:
+    assert {type(value) for value in kernels_here().values()} == {str}
 
 
 def test_of_switches_only_those_that_differ_are_named() -> None:

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from spark_elastic.estimator.batch_size import LEAST_ROWS, MOST_NUMBERS, pick_batch_size, width_of
+from spark_elastic.estimator.batch_size import LEAST_ROWS, LEAST_SHARE, MOST_NUMBERS, pick_batch_size, width_of
 
 
 @pytest.mark.parametrize(
@@ -40,10 +40,10 @@ def test_wide_rows_get_smaller_batches(width: int, picked: int) -> None:
     assert pick_batch_size(1_000_000, width) == picked
 
 
-def test_it_depends_on_the_data_alone_and_has_room_for_all_shards() -> None:
+def test_it_depends_on_the_data_alone_and_has_rows_for_all_shards() -> None:
     assert list(inspect.signature(pick_batch_size).parameters) == ["rows", "width", "shards"]
-    assert pick_batch_size(1_000, 1, 48) == 48
-    assert pick_batch_size(100_000, 1, 48) == 256
+    assert pick_batch_size(1_000, 1, 24) == 24 * LEAST_SHARE
+    assert pick_batch_size(100_000, 1, 24) == 256
 
 
 def test_the_width_of_a_row_is_counted_in_numbers_of_all_columns() -> None:

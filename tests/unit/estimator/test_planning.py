@@ -44,6 +44,17 @@ class LearnedLoss(torch.nn.Module):
         return (output - label).square().mean() * self.scale
 
 
+class Noisy(torch.nn.Module):
+    """A loss with noise from a generator of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = torch.Generator()
+
+    def forward(self, output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        return (output - label + torch.rand((), generator=self.generator)).square().mean()
+
+
 def absolute(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
     return (output - label).abs()  # [rows]
 
@@ -83,6 +94,10 @@ def test_an_empty_name_leaves_out_a_column_that_may_be_left_out() -> None:
         ({"deterministic": True, "globalBatchSize": 8, "shards": 9}, "shards=9 must be .* at most globalBatchSize=8"),
         ({"deterministic": True, "globalBatchSize": 8, "maxNp": 9}, "shards=8 must be at least maxNp=9"),
         ({"deterministic": True, "globalBatchSize": 8, "weightCol": "x"}, "weights the shards .* weightCol='x'"),
+        (
+            {"deterministic": True, "globalBatchSize": 8, "loss": Noisy()},
+            "deterministic=True .* and loss draws from a Generator",
+        ),
         ({"featureCols": ["z"]}, "featureCols: there is no column 'z'; the DataFrame has x, y"),
         ({"featureCols": ["text"]}, "column 'text' is string.*StringIndexer"),
         ({"labelCols": ["text"]}, "labelCols: column 'text' is string"),

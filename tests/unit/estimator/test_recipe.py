@@ -86,6 +86,30 @@ def test_what_a_loss_weighs_is_known_by_its_arguments_or_by_the_labels() -> None
         recipe(weighted, deterministic=True, globalBatchSize=48)
 
 
+class RunningMean(nn.Module):
+    """A loss that changes a buffer of its own with each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.ones(()))
+
+    def forward(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        loss = nn.functional.mse_loss(outputs, labels)
+        self.mean.mul_(0.9).add_(loss.detach())
+        return loss / self.mean
+
+
+def test_a_loss_that_changes_a_buffer_is_refused_where_each_worker_calls_it_for_some_shards() -> None:
+    given = {"model": nn.Linear(1, 1), "featureCols": ["x"], "labelCols": ["y"], "globalBatchSize": 48}
+    layout, batch = Layout((Input(None, ("x",)),), ("y",)), {"x": torch.ones(7), "y": torch.ones(7)}
+    plan_recipe(TorchEstimator(loss=RunningMean(), **given), layout, None).checked_on(batch)
+    recipe = plan_recipe(TorchEstimator(loss=RunningMean(), deterministic=True, **given), layout, None)
+    with pytest.raises(
+        ValueError, match=r"deterministic=True .* RunningMean changes its buffer mean from shard to shard"
+    ):
+        recipe.checked_on(batch)
+
+
 def test_steps_look_for_ignored_labels_where_no_weight_stands_for_them_and_facts_do_not_rule_them_out() -> None:
     layout, entropy = Layout((Input(None, ("x",)),), ("y", "z")), nn.CrossEntropyLoss()
 

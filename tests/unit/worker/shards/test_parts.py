@@ -62,8 +62,8 @@ def test_each_loop_over_a_batch_draws_other_random_numbers_and_a_new_run_the_sam
 
 
 @pytest.mark.parametrize("has_generator", [False, True])
-def test_items_draw_their_own_random_numbers_and_leave_those_of_the_process_alone(has_generator: bool) -> None:
-    batches = {}
+def test_items_draw_their_own_random_numbers_and_all_ranks_draw_alike_after_them(has_generator: bool) -> None:
+    batches, drawn = {}, set()
     for size, workers in ((1, 0), (2, 0), (1, 2)):
         ranks = []
         for rank in range(size):
@@ -72,7 +72,7 @@ def test_items_draw_their_own_random_numbers_and_leave_those_of_the_process_alon
             loader.set_world(rank, size)
             torch.manual_seed(size)
             ranks += first(se.ObjectState(loader=loader))
-            assert torch.initial_seed() == size
+            drawn.add((float(torch.rand(())), float(np.random.rand()), random.random()))
         batches[size, workers] = ranks
     assert all(
         torch.equal(one, other)
@@ -80,6 +80,7 @@ def test_items_draw_their_own_random_numbers_and_leave_those_of_the_process_alon
         for part, expected in zip(found, batches[1, 0], strict=True)
         for one, other in zip(part, expected, strict=True)
     )
+    assert len(drawn) == 1
 
 
 def test_statistics_are_the_mean_over_shards_and_batches_are_counted_once() -> None:
@@ -184,6 +185,13 @@ def step_inside(state: se.TorchState) -> None:
         state.optimizer.step()
 
 
+def clamp_inside(state: se.TorchState) -> None:
+    for x, _ in state.model.parts(first(state)):
+        state.model(x).sum().backward()
+        for parameter in state.model.parameters():
+            parameter.data.clamp_(-0.01, 0.01)
+
+
 def renormalize(state: se.TorchState) -> None:
     state = training(nn.Sequential(nn.Embedding(30, 2, max_norm=0.1), nn.Linear(2, 2)))
     for x, _ in state.model.parts(first(state)):
@@ -211,6 +219,7 @@ def give_something_else(state: se.TorchState) -> None:
         (check_inside, r"check_host_updates\(\) came inside a loop"),
         (commit_after_leaving, "a commit came after a loop .* had been left before its end"),
         (loop_after_leaving, "began after a loop .* had been left before its end"),
+        (clamp_inside, r"the parameter 0\.weight changed .*as does clamping weights"),
         (step_inside, r"the parameter 0\.weight changed .*optimizer.step\(\) was called there, which belongs after"),
         (renormalize, r"the parameter 0\.weight changed .*a forward changes weights, as Embedding\(max_norm=\)"),
         (nest, "began inside a loop"),
@@ -311,20 +320,23 @@ def test_a_note_that_ranks_cannot_exchange_is_refused() -> None:
 
 
 def test_random_numbers_between_loops_follow_from_the_loaders_place() -> None:
-    def drawn() -> list[float]:
+    def drawn(by_itself: int = 0) -> list[float]:
         state = training()
         found = [random.random()]
         for batch in state.loader:
-            run(state, batch)
-            state.commit()
             found.append(random.random())
+            run(state, batch)
+            state.commit() if by_itself else state.check_host_updates()
+            found.append(random.random())
+            for _ in range(by_itself):  # as a validation by this rank's rows does
+                random.random()
         return found
 
     random.seed(1)
     first_run = drawn()
     random.seed(2)
-    assert drawn() == first_run
-    assert len(set(first_run)) == 3
+    assert drawn(by_itself=3) == first_run
+    assert len(set(first_run)) == 5
 
 
 @pytest.mark.parametrize(

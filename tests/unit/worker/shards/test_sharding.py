@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from one_rank_shards import training
 from torch import nn
 
+import spark_elastic as se
 from spark_elastic.errors import SparkElasticError, TrainingCodeError
 
 
@@ -44,6 +50,23 @@ def test_validation_in_training_mode_that_changes_statistics_by_this_ranks_rows_
     state.model.module.train()
     with torch.no_grad(), pytest.raises(TrainingCodeError, match="has changed its buffer mean, by this rank's rows"):
         state.model(torch.ones(2, 4))
+
+
+def test_the_whole_batch_in_the_place_of_a_part_is_refused(tmp_path: Path) -> None:
+    pq.write_table(
+        pa.table({"x": pa.array(np.ones((20, 4)).tolist(), pa.list_(pa.float32(), 4))}), tmp_path / "part.parquet"
+    )
+    loader = se.data.ParquetLoader(tmp_path, global_batch_size=20, shards=4)
+    model = se.DistributedDataParallel(nn.Linear(4, 1))
+    state = se.TorchState(model=model, loader=loader)
+    state._begin(None)
+    batch = next(iter(state.loader))
+    for part in state.model.parts(batch):
+        state.model(part["x"]).sum().backward()
+    parts = iter(state.model.parts(batch))
+    next(parts)
+    with pytest.raises(TrainingCodeError, match="Linear was given a loader's batch inside the loop"):
+        state.model(batch["x"])
 
 
 @pytest.mark.parametrize(

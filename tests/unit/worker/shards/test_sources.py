@@ -60,9 +60,49 @@ def test_a_buffer_that_a_shard_is_the_first_to_set_is_refused(how: str, name: st
         run(state, first(state))
 
 
+class Replacing(nn.Linear):
+    """Has a buffer in common with its child, and puts another tensor in its place."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 2)
+        self.child = nn.Module()
+        self.register_buffer("mean", torch.zeros(()))
+        self.child.register_buffer("mean", self.mean)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.child.mean = 0.5 * self.child.mean + x.detach().mean()
+        return super().forward(x)
+
+
+def test_a_buffer_that_two_modules_have_in_common_is_set_back_in_both() -> None:
+    state = training(Replacing())
+    child, batch = state.model.module.child, first(state)
+    expected = torch.stack([x.mean() for x, _ in batch]).mean()
+    run(state, batch)
+    torch.testing.assert_close(child.mean, expected)
+
+
 @pytest.mark.parametrize("generator", [torch.Generator(), np.random.default_rng(0), random.Random(0)])
 def test_generators_of_the_models_own_are_refused(generator: object) -> None:
     net = nn.Sequential(nn.Linear(4, 2))
-    net[0].generator = generator
-    with pytest.raises(TrainingCodeError, match=r"0\.generator is a .* of the model's own"):
-        training(net)
+    for held in (generator, [generator], Holder(generator)):
+        net[0].generator = held
+        with pytest.raises(TrainingCodeError, match=r"0\.generator has a .* of the model's own"):
+            training(net)
+
+
+class Holder:
+    def __init__(self, generator: object) -> None:
+        self.generators = {"noise": generator}
+
+
+GENERATOR = torch.Generator()
+
+
+def test_a_global_generator_that_a_forward_draws_from_is_refused() -> None:
+    class Noisy(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x + torch.randn(x.shape, generator=GENERATOR))
+
+    with pytest.raises(TrainingCodeError, match=r"forward has a Generator of the model's own"):
+        training(Noisy(4, 2))
