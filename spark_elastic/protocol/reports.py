@@ -42,22 +42,26 @@ class Stepped(_Report, frozen=True):
 
 
 class Progress(_Report, frozen=True):
-    """How far rank 0 is, reported at most twice a second. The last three fields are there only if the state has a loader.
+    """How far rank 0 is, reported at most twice a second. All but the first field are there only if the state has a loader.
 
     step: commits of the job so far
     epoch: from 0
     rows: of the epoch, on all ranks
     rows_total: of an epoch
+    rows_trained: of all epochs so far, as commits have counted them; missing in logs of earlier releases
     """
 
     step: int
     epoch: int | None = None
     rows: int | None = None
     rows_total: int | None = None
+    rows_trained: int | None = None
 
     @property
     def rows_done(self) -> int | None:
         """The rows of all epochs so far; None if nobody counts them."""
+        if self.rows_trained is not None:
+            return self.rows_trained
         if self.epoch is None or self.rows is None or self.rows_total is None:
             return None
         return self.epoch * self.rows_total + self.rows

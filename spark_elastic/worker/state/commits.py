@@ -29,6 +29,7 @@ from spark_elastic.worker.state.durable import Durable
 from spark_elastic.worker.state.entered import ONE_STATE, check_is_entered
 from spark_elastic.worker.state.exchanged import Exchanged
 from spark_elastic.worker.state.pace import Pace
+from spark_elastic.worker.state.trained_rows import TrainedRows
 from spark_elastic.worker.world import World
 
 if TYPE_CHECKING:
@@ -70,7 +71,8 @@ class Commits:
         self._plain = PlainValues()
         self._pace: Pace | None = None
         self._durable = Durable(self)
-        self._known_loader: tuple[object, Accountable | None, Balanced | None] = (None, None, None)
+        self._known_loader: tuple[object, Accountable | None, Balanced | None, Countable | None] = (None,) * 4
+        self._trained = TrainedRows()
 
     # ------------------------------------------------------------------ a commit, from its beginning to its end
 
@@ -94,7 +96,8 @@ class Commits:
         has_met = self._has_met(world)
         self.record(state.save, has_met)
         faults.reached(Point.RECORDED, **where)
-        job.reporter.committed(self.steps, _progress_of(state, world))
+        self._count_rows(state)
+        job.reporter.committed(self.steps, self._progress_of(state, world))
         if job.checkpoints is not None:
             self._durable.committed(state, job.checkpoints, world, durable)
         if self._exchange(state, job, world, has_met):
@@ -210,7 +213,7 @@ class Commits:
         commit = self.last_of(world)
         compares = is_commit and self._comparison.wants(commit)
         if not has_met or self._pace.is_due() or compares:
-            loader, balancing = self._parts_of_loader(state)
+            loader, balancing, _ = self._parts_of_loader(state)
             digest, asks_for_digest = self._comparison.report(commit, state._compared, is_commit)
             mine = Exchanged(
                 is_interrupted=job.control.is_interrupted,
@@ -240,7 +243,7 @@ class Commits:
                 f"ranks have committed {indexes} times in generation {world.generation}; all have to call commit() and "
                 "check_host_updates() equally often"
             )
-        loader, balancing = self._parts_of_loader(state)
+        loader, balancing, _ = self._parts_of_loader(state)
         if loader is not None:
             loader.confirm([each.loader for each in everybody])
         if balancing is not None:
@@ -264,13 +267,14 @@ class Commits:
             job.reporter.balanced(self.steps, timing)
         job.control.steps_timed(timing.before, timing.microseconds, timing.period, timing.rows)
 
-    def _parts_of_loader(self, state: State) -> tuple[Accountable | None, Balanced | None]:
-        """The state's loader, if it reports rows, and again, if its steps can be timed. Cached, because the check is slow."""
+    def _parts_of_loader(self, state: State) -> tuple[Accountable | None, Balanced | None, Countable | None]:
+        """The state's loader, if it reports rows, if its steps can be timed, and if it counts rows. Cached: checks are slow."""
         loader = state._loader_in_use()
         if loader is not self._known_loader[0]:
             accountable = loader if has_part(loader, Accountable) else None
             balanced = loader if has_part(loader, Balanced) else None
-            self._known_loader = loader, accountable, balanced
+            countable = loader if has_part(loader, Countable) else None
+            self._known_loader = loader, accountable, balanced, countable
         return self._known_loader[1:]
 
     # ------------------------------------------------------------------ between commits
@@ -290,6 +294,7 @@ class Commits:
         has_met = world.has_met()
         if self._exchange(state, job, world, has_met, is_commit=False):
             self.record(state.save, has_met)
+            self._count_rows(state)
             self._interrupt()
 
     def _has_stepped(self) -> bool:
@@ -346,7 +351,10 @@ class Commits:
         self._is_sealed = True
         if job.checkpoints is not None:
             self._durable.score_again(state, job.checkpoints, world)
-        job.reporter.entered(self.steps, _progress_of(state, world), world.size)
+        countable = self._parts_of_loader(state)[2]
+        if countable is not None:
+            self._trained.enter(countable)
+        job.reporter.entered(self.steps, self._progress_of(state, world), world.size)
 
     def leave(self, state: State, world: World) -> None:
         """End a generation whose function has returned: read the last control collective, make the last commit durable.
@@ -362,12 +370,28 @@ class Commits:
         self.settle()
         job = current_job()
         assert job is not None
-        job.reporter.finished(self.steps, _progress_of(state, world))
+        job.reporter.finished(self.steps, self._progress_of(state, world))
         if job.checkpoints is not None:
             self._durable.finish(state, job.checkpoints, world)
         if state._checks is not None:
             state._checks.before_return()
             state._checks.end()
+
+    def _count_rows(self, state: State) -> None:
+        loader = self._parts_of_loader(state)[2]
+        if loader is not None:
+            self._trained.commit(loader)
+
+    def _progress_of(self, state: State, world: World) -> Callable[[int], Progress] | None:
+        """Return the function that reports the position in the data, on rank 0, which reports for all ranks; None elsewhere."""
+
+        def progress(step: int) -> Progress:
+            loader = self._parts_of_loader(state)[2]
+            if loader is None:
+                return Progress(step)
+            return Progress(step, loader.epoch, loader.rows_processed, loader.rows_total, self._trained.total)
+
+        return progress if world.rank == 0 else None
 
 
 def _check_step(state: State) -> None:
@@ -383,15 +407,3 @@ def _check_is_the_jobs(state: State, job: Job) -> None:
         )
     if job.state is not state:
         raise SparkElasticError(ONE_STATE)
-
-
-def _progress_of(state: State, world: World) -> Callable[[int], Progress] | None:
-    """Return the function that reports the position in the data, on rank 0, which reports for all ranks; None elsewhere."""
-
-    def progress(step: int) -> Progress:
-        loader = state._loader_in_use()
-        if not has_part(loader, Countable):
-            return Progress(step)
-        return Progress(step, loader.epoch, loader.rows_processed, loader.rows_total)
-
-    return progress if world.rank == 0 else None

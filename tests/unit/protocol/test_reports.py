@@ -45,6 +45,7 @@ def test_every_report_is_known_by_its_kind_and_goes_into_a_message_as_such() -> 
 def test_progress_is_counted_in_rows_of_all_epochs_where_they_are_known_and_else_in_steps() -> None:
     assert Progress(7, epoch=2, rows=300, rows_total=1000).rows_done == 2300
     assert Progress(7, epoch=2, rows=300, rows_total=1000).done == 2300
+    assert Progress(7, epoch=2, rows=300, rows_total=1000, rows_trained=500).done == 500
     for unknown in (Progress(7), Progress(7, epoch=2, rows=300), Progress(7, rows=300, rows_total=1000)):
         assert (unknown.rows_done, unknown.done) == (None, 7)
 
