@@ -35,9 +35,10 @@ class LoggerFeed:
     """Feeds the user's loggers with the events of one job, from a thread of its own.
 
     Metrics are those of whichever worker is rank 0 at the time, and steps count commits. Steps that are repeated after a loss
-    are not logged again: a value whose step lies before the last one of its name is left out. ``job/world_size`` and
-    ``job/resets`` come from the driver, which does not know steps. They wait until rank 0 has reported its step: a job that
-    resumes must not begin at step 0.
+    are not logged again: a value is left out if its step lies before the last one of its name, or is that one but in a later
+    generation. Step 0 is logged in each generation, because a function that makes no commits has no other step.
+    ``job/world_size`` and ``job/resets`` come from the driver, which does not know steps. They wait until rank 0 has reported
+    its step: a job that resumes must not begin at step 0.
 
     Loggers may be slower than the job. When ``WAITING_LIMIT`` events wait, or some still wait ``END_SECONDS`` after the job has
     ended, only the newest value of each name stays of those that wait.
@@ -50,7 +51,8 @@ class LoggerFeed:
         self._step = 0
         self._unlogged: dict[str, float] = {}
         self._resets = 0
-        self._last: dict[str, int] = {}
+        # The last step of each name that rank 0 has reported, and its generation.
+        self._last: dict[str, tuple[int, int]] = {}
         self._changed = threading.Condition()
         self._waiting: list[Entry] = []
         self._is_thinned = self._is_closing = False
@@ -125,11 +127,13 @@ class LoggerFeed:
                 self._unlogged["job/resets"] = self._resets
             case WorkerReported(rank=0, report=Entered(step)):
                 self._reached(step, entry.time)
-            case WorkerReported(rank=0, report=Metrics(values)):
+            case WorkerReported(rank=0, generation=generation, report=Metrics(values)):
                 numbers = {name: value for name, value in values.items() if not isinstance(value, str)}
                 step = int(numbers.pop("step"))
                 self._reached(step, entry.time)
-                self._log(step, numbers, entry.time)
+                fresh = {name: value for name, value in numbers.items() if self._is_new(name, step, generation)}
+                self._last.update(dict.fromkeys(fresh, (step, generation)))
+                self._log(step, fresh, entry.time)
             case JobFinished() | JobFailed():
                 self._reached(self._step, entry.time)
 
@@ -139,11 +143,14 @@ class LoggerFeed:
         self._log(self._step, self._unlogged, seconds)
         self._unlogged = {}
 
+    def _is_new(self, name: str, step: int, generation: int) -> bool:
+        """Whether a value is none of a step that is done again."""
+        last, generation_then = self._last.get(name, (0, generation))
+        return step > last or (step == last and (generation == generation_then or step == 0))
+
     def _log(self, step: int, values: Mapping[str, float], seconds: float) -> None:
-        fresh = {name: float(value) for name, value in values.items() if step >= self._last.get(name, 0)}
-        self._last.update(dict.fromkeys(fresh, step))
-        if fresh:
-            self._call("log", step, fresh, seconds)
+        if values:
+            self._call("log", step, {name: float(value) for name, value in values.items()}, seconds)
 
     def _finish(self, error: BaseException | None) -> None:
         self._call("finish", None if error is None else f"{type(error).__name__}: {error}")

@@ -45,8 +45,8 @@ class Noted(Logger):
 BROKEN = Entry(9.0, WorldBroken(1, "rank 1 was lost"))
 
 
-def metrics(rank: int | None, time: float = 1.0, **values: float | int | str) -> Entry:
-    return Entry(time, WorkerReported(7, rank, 1, Metrics(values)))
+def metrics(rank: int | None, time: float = 1.0, generation: int = 1, **values: float | int | str) -> Entry:
+    return Entry(time, WorkerReported(7, rank, generation, Metrics(values)))
 
 
 def entered(rank: int, step: int) -> Entry:
@@ -118,6 +118,24 @@ def test_what_is_done_again_is_not_logged_again_and_a_value_may_come_twice_at_a_
         *((step, {"loss": loss}) for step, loss in ((4, 4.0), (5, 5.0), (5, 5.5), (6, 6.0))),
         (5, {"accuracy": 0.5}),
     ]
+
+
+def test_the_step_that_was_under_way_when_a_world_broke_is_logged_once() -> None:
+    noted = Noted()
+    with LoggerFeed([noted], None) as feed:
+        for generation, step in ((1, 2), (1, 3), (2, 3), (2, 4)):
+            feed.see(metrics(0, generation=generation, step=step, loss=float(generation)))
+        feed.see(metrics(0, generation=2, step=3, accuracy=0.5))
+    logged = [call[1:3] for call in noted.calls if call[0] == "log"]
+    assert logged == [(2, {"loss": 1.0}), (3, {"loss": 1.0}), (4, {"loss": 2.0}), (3, {"accuracy": 0.5})]
+
+
+def test_a_function_without_commits_is_logged_when_it_runs_again() -> None:
+    noted = Noted()
+    with LoggerFeed([noted], None) as feed:
+        for generation in (1, 2):
+            feed.see(metrics(0, generation=generation, step=0, loss=float(generation)))
+    assert [call[1:3] for call in noted.calls if call[0] == "log"] == [(0, {"loss": 1.0}), (0, {"loss": 2.0})]
 
 
 def test_the_error_of_the_job_is_what_loggers_end_with() -> None:
