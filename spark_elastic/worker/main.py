@@ -65,7 +65,9 @@ def _call(control: ControlClient, payload: Payload) -> int:
     def call() -> object:
         function, args, kwargs, sys.argv = _unpickle(payload.call)
         with LoneTraining(job), ending_children():
-            return function(*args, **kwargs)
+            value = function(*args, **kwargs)
+        job.reporter.flush()
+        return value
 
     try:
         value = call() if payload.elastic else call_in_fixed_world(job, call)

@@ -90,8 +90,7 @@ class Reporter:
         """Send the last reports, because this rank has left the user's function."""
         if progress is not None:
             self._send(progress(step))
-        if self._waiting:
-            self._send_metrics()
+        self.flush()
 
     def worked(self) -> None:
         """Note that this rank has worked until now, although nothing has told of it: a script makes no commits."""
@@ -102,24 +101,24 @@ class Reporter:
         if self._unsent is not None:
             self._send(Progress(self._unsent))  # without the loader's position, which may be past the last commit
             self._unsent = None
-        if self._waiting:
-            with suppress(Exception):  # the user's error matters more, and a failed GPU cannot be read
-                self._send_metrics()
+        with suppress(Exception):  # the user's error matters more, and a failed GPU cannot be read
+            self.flush()
 
     def metrics(self, step: int, values: Mapping[str, object]) -> None:
         """Send metrics, at once or with the next ones. Raises ``TypeError`` for values that ``State.report`` does not take."""
         now = self._clock()
         self._allowed = min(BURST, self._allowed + (now - self._counted_at) * REPORTS_PER_SECOND)
         self._counted_at = now
-        self._waiting.update({name: (step, _kept(name, value)) for name, value in values.items()})
+        self._waiting.update({as_utf8(name): (step, _kept(name, value)) for name, value in values.items()})
         if self._allowed >= 1:
             self._allowed -= 1
             if self._waiting:
-                self._send_metrics()
+                self.flush()
             else:
                 self._send(Metrics({"step": step}))
 
-    def _send_metrics(self) -> None:
+    def flush(self) -> None:
+        """Send the metrics that wait."""
         waiting, self._waiting = self._waiting, {}
         for step in sorted({given_at for given_at, _ in waiting.values()}):
             # A tensor becomes a number only here, because a GPU has to finish computing it first.

@@ -88,6 +88,27 @@ def test_what_rank_0_reports_is_logged_once_through_a_loss_and_a_later_run_goes_
     assert second.of("value")[-1] == (50, 50.0)
 
 
+@pytest.mark.parametrize(("elastic", "trains"), [(True, True), (False, True), (False, False)])
+def test_what_is_reported_last_arrives_however_often_was_reported_before(elastic: bool, trains: bool) -> None:
+    def fn() -> None:
+        state = spark_elastic.ObjectState(step=0)
+
+        @spark_elastic.elastic
+        def train(state: Any) -> None:
+            state.step += 1
+            state.commit()
+
+        if trains:
+            train(state)
+        for value in range(100):
+            state.report(value=value)
+        state.report(last=0.9)
+
+    noted, size = Noted(), {"max_np": 1} if elastic else {"elastic": False}
+    spark_elastic.run(fn, num_proc=1, local=True, loggers=[noted], **size)
+    assert (noted.of("value")[-1], noted.of("last")) == ((trains, 99.0), [(trains, 0.9)])
+
+
 def test_loggers_hear_why_a_job_failed_and_one_that_cannot_start_keeps_it_from_starting(cluster: Any) -> None:
     noted = Noted()
     with pytest.raises(TrainingFailedError, match="mine"):

@@ -145,6 +145,19 @@ def test_a_metric_that_waits_keeps_the_step_at_which_it_was_reported(log: Log, r
     ]
 
 
+def test_what_waits_is_sent_once_when_the_users_function_has_returned(log: Log, reporter: Reporter) -> None:
+    for value in range(BURST + 5):
+        reporter.metrics(1, {"loss": value})
+    for _ in range(2):
+        reporter.flush()
+    assert log.of(Metrics)[BURST:] == [Metrics({"step": 1, "loss": BURST + 4})]
+
+
+def test_a_name_that_utf8_cannot_encode_is_sent_with_escapes_as_values_are(log: Log, reporter: Reporter) -> None:
+    reporter.metrics(1, {"rows/caf\udce9.csv": "caf\udce9"})
+    assert log.of(Metrics) == [Metrics({"step": 1, "rows/caf\\udce9.csv": "caf\\udce9"})]
+
+
 def test_a_script_that_makes_no_commits_was_not_idle_while_it_ran(log: Log, reporter: Reporter) -> None:
     reporter.entered(0, None)
     reporter.committed(0, None)
