@@ -7,6 +7,7 @@ step waits for a logger.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
@@ -273,11 +274,19 @@ def new_mlflow_run(
     params: Mapping[str, object],
     tags: Mapping[str, str],
 ) -> str:
-    """Begin an MLflow run in the named experiment, which is created if it does not exist, and return the run's id."""
+    """Begin an MLflow run in the named experiment, which is created if it does not exist, and return the run's id.
+
+    A run whose params MLflow refuses is deleted, because a later job would continue it.
+    """
     found = client.get_experiment_by_name(experiment)
     number = found.experiment_id if found else client.create_experiment(experiment)
     run = str(client.create_run(number, run_name=run_name, tags=dict(tags)).info.run_id)
-    _log_params(client, run, params)
+    try:
+        _log_params(client, run, params)
+    except BaseException:
+        with contextlib.suppress(Exception):  # a server that has just failed may fail again
+            client.delete_run(run)
+        raise
     return run
 
 

@@ -152,6 +152,16 @@ def test_params_are_logged_to_a_run_that_goes_on_and_those_that_it_has_stay(
     ]
 
 
+def test_a_run_whose_params_mlflow_refuses_is_deleted_and_no_later_job_goes_on_in_it(client: Any) -> None:
+    with pytest.raises(Exception, match=r"layers\[0\]"):
+        mlflow(client, params={"lr": 0.1, "layers[0]": 64}).start("/data/run")
+    assert runs(client) == []
+    logger = mlflow(client, params={"lr": 0.3, "layers": 64})
+    logger.start("/data/run")
+    logger.finish(None)
+    assert [run.data.params for run in runs(client)] == [{"lr": "0.3", "layers": "64"}]
+
+
 def test_a_run_of_mlflow_that_does_not_exist_is_an_error(client: Any) -> None:
     with pytest.raises(Exception, match="not found"):
         mlflow(client, run_id="0" * 32).start(None)
