@@ -189,7 +189,7 @@ class TensorBoardLogger(Logger):
 
         Raises ``TypeError`` for anything but a path, and ``ValueError`` for an empty one.
         """
-        self.log_dir = os.fspath(log_dir)
+        self.log_dir = os.path.expanduser(os.fspath(log_dir))
         if not self.log_dir:
             raise ValueError("log_dir must be a folder, not empty")
         self._writer: SummaryWriter | None = None

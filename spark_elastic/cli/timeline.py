@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import webbrowser
 from pathlib import Path
 
@@ -17,7 +18,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     """Add the command to the parser."""
     parser = commands.add_parser("timeline", help="draw an event log as a page or a picture", description=__doc__)
     add_log(parser)
-    parser.add_argument("-o", "--output", help=".html (default: timeline.html), or .png")
+    parser.add_argument("-o", "--output", type=os.path.expanduser, help=".html (default: timeline.html), or .png")
     parser.add_argument(
         "--serve",
         action="store_true",
@@ -34,7 +35,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
 def add_log(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of all commands that read an event log."""
-    parser.add_argument("log", help="the file that was given as event_log=")
+    parser.add_argument("log", type=os.path.expanduser, help="the file that was given as event_log=")
     parser.add_argument("--run", help="the id of a run, if the file holds several; default the last one")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
 

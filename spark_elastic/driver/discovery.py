@@ -43,7 +43,7 @@ class HostDiscovery:
     """
 
     def __init__(self, script: str | os.PathLike[str], on_listed: Callable[[Mapping[str, int | None]], None]) -> None:
-        self._script = os.fspath(script)
+        self._script = os.path.expanduser(os.fspath(script))
         self._on_listed = on_listed
         self._listed: Mapping[str, int | None] = {}
         self._process: subprocess.Popen[str] | None = None

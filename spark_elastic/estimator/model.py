@@ -229,7 +229,7 @@ class ElasticModel(Model, FitParams, MLReadable["ElasticModel"], MLWritable, Ela
         ``inputs``. Raises ``ValueError`` for a network that cannot be exported, with torch's reason, and for columns of lists
         of different lengths.
         """
-        export_network(self._known_network(), self.layout, self.shapes, os.fspath(path), rows)
+        export_network(self._known_network(), self.layout, self.shapes, os.path.expanduser(os.fspath(path)), rows)
 
     def _take_for_probabilities(self, outputs: Sequence[torch.Tensor], loss: object = None) -> None:
         """Find out whether outputs are probabilities, which only a classifier's model has to know."""

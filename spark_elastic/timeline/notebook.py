@@ -29,13 +29,13 @@ class Timeline:
 
         Raises ``TypeError`` if the log is not a path, and ``TypeError`` or ``ValueError`` if the height is not a number.
         """
-        self._log = Path(log)
+        self._log = Path(log).expanduser()
         self._run = run
         self._height = int(height)
 
     def save(self, path: str | Path) -> None:
         """Write the page as a self-contained file for the browser."""
-        Path(path).write_text(self._page(), encoding="utf-8")
+        Path(path).expanduser().write_text(self._page(), encoding="utf-8")
 
     def _page(self) -> str:
         entries, unread = read_run(self._log, self._run)

@@ -209,6 +209,15 @@ def test_where_loggers_log_to_is_checked_when_they_are_made() -> None:
         TensorBoardLogger(5)  # type: ignore[arg-type]
 
 
+def test_tensorboards_folder_may_begin_with_a_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    logger = TensorBoardLogger("~/logs")
+    logger.start(None)
+    logger.log(1, {"loss": 0.5}, 1000.0)
+    logger.finish(None)
+    assert scalars(tmp_path / "logs", "loss") == [(1, 0.5)]
+
+
 def test_a_folder_that_cannot_be_made_is_named_with_the_logger(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(

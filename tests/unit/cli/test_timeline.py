@@ -45,6 +45,13 @@ def test_timeline_writes_what_the_name_says(name: str, log: Path, capsys: pytest
     assert output.read_bytes()[:4] == (b"\x89PNG" if name.endswith("png") else b"<!DO")
 
 
+def test_paths_that_the_shell_leaves_alone_may_begin_with_a_tilde(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(log.parent))
+    monkeypatch.chdir("/")
+    assert main(["timeline", f"~/{log.name}", "--output=~/page.html"]) == 0
+    assert (log.parent / "page.html").is_file()
+
+
 def test_of_several_runs_the_one_that_is_named_is_drawn(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["timeline", str(log), "--run", "abcd", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)

@@ -57,6 +57,14 @@ def test_a_run_that_failed_is_not_ended_later(tmp_path: Path, monkeypatch: pytes
     assert hosts._process is None
 
 
+def test_a_script_may_begin_with_a_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script(tmp_path / "hosts", "echo a:2")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    listed: list[object] = []
+    with HostDiscovery("~/hosts", listed.append):
+        assert listed == [{"a": 2}]
+
+
 def test_a_script_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DiscoveryError, match="not an executable file"):
         HostDiscovery(tmp_path / "hosts", lambda slots: None).__enter__()

@@ -39,6 +39,14 @@ def test_a_program_of_torch_takes_any_number_of_rows_and_says_what_the_network_s
     assert torch.allclose(program(*given), model.model(*given))
 
 
+def test_a_path_may_begin_with_a_tilde(
+    model: TorchClassificationModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    model.export("~/network.pt2")
+    assert (tmp_path / "network.pt2").is_file()
+
+
 def test_onnx_says_what_the_network_says(model: TorchClassificationModel, tmp_path: Path) -> None:
     model.export(tmp_path / "network.onnx")
     evaluator = ReferenceEvaluator(str(tmp_path / "network.onnx"))

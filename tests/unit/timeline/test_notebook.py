@@ -45,6 +45,12 @@ def test_each_look_reads_the_log_anew(log: Path) -> None:
     assert "The run is not over in this log." in log.with_suffix(".html").read_text()
 
 
+def test_the_log_and_the_saved_page_may_begin_with_a_tilde(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(log.parent))
+    Timeline(f"~/{log.name}").save("~/page.html")
+    assert "The run finished." in (log.parent / "page.html").read_text()
+
+
 def test_elsewhere_it_is_the_summary_or_says_what_is_wrong(log: Path) -> None:
     assert "run abcd: finished" in repr(Timeline(log))
     assert repr(Timeline("nowhere")) == "Timeline: there is no file nowhere"
