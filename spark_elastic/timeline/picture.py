@@ -24,6 +24,11 @@ COLORS = {
     Doing.FINISHING: "#7a6fb0",
 }
 
+# Larger numbers are drawn as this one: matplotlib computes sums of what it draws, which must be numbers, too.
+LARGEST = 1e300
+# The time axis of a log whose events all have the same time.
+SHORTEST_SECONDS = 1e-3
+
 
 def save(history: History, path: Path) -> None:
     """Draw workers, world size, speed and metrics over time into a file. Raises ``ImportError`` without matplotlib."""
@@ -52,14 +57,15 @@ def save(history: History, path: Path) -> None:
     )
     axes[2].set_ylabel(f"{history.unit}/s")
     for place, (name, points) in zip(axes[3:], metrics, strict=True):
-        place.plot(*zip(*points, strict=True), linewidth=1)
+        values = [max(-LARGEST, min(value, LARGEST)) for _, value in points]
+        place.plot([time for time, _ in points], values, linewidth=1)
         place.set_ylabel(plain(name), parse_math=False)
     for place in axes:
         for reset in history.resets:
             place.axvline(
                 reset.noticed, color="#c62828" if reset.kind is Kind.LOSS else "#2e7d32", linestyle=":", linewidth=1
             )
-    axes[-1].set(xlabel="seconds since the run began", xlim=(0, history.seconds))
+    axes[-1].set(xlabel="seconds since the run began", xlim=(0, max(history.seconds, SHORTEST_SECONDS)))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from")  # of a script that the font lacks: drawn as boxes
         figure.savefig(path, dpi=120)

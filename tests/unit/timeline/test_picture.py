@@ -75,6 +75,17 @@ def test_a_run_that_never_trained_can_be_drawn(tmp_path: Path) -> None:
         assert "NotEnoughHostsError" in drawn(read_history(entries([start, failed])), tmp_path)
 
 
+@pytest.mark.parametrize("values", [(-1.7e308, 1.7e308), (sys.float_info.max, 0.1), (5e-324, -5e-324)])
+def test_numbers_of_any_size_and_a_run_of_no_time_are_drawn_without_warnings(
+    values: tuple[float, float], history: History, tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib.figure")
+    points = [(float(time), value) for time, value in enumerate(values)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert "loss" in drawn(replace(history, metrics={"loss": points}, seconds=0.0), tmp_path)
+
+
 def test_without_matplotlib_it_is_said_what_to_install(
     history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
