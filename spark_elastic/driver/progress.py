@@ -11,8 +11,8 @@ from spark_elastic.protocol.records import Entry, Record, WorkerReported
 # From how many of the last reports the shown speed is computed.
 SPEED_REPORTS = 20
 METRICS_SHOWN = 3
-# Names that are reported along with metrics but shown elsewhere in the line.
-_KNOWN = {"step", "epoch", "rows"}
+# Metrics that are not shown where a loader's rows are, because the line then begins with the epoch and the rows.
+_OF_LOADERS = {"epoch", "rows"}
 
 
 @dataclass(slots=True)
@@ -96,7 +96,7 @@ class JobView:
             case WorkerReported(report=reports.Progress() as progress):
                 self._advance(entry.time, progress)
             case WorkerReported(rank=0, report=reports.Metrics(values)):
-                self.metrics.update({name: value for name, value in values.items() if name not in _KNOWN})
+                self.metrics.update({name: value for name, value in values.items() if name != "step"})
             case records.WorldFinished():
                 self.doing = "fetching results"
             case records.JobFinished():
@@ -162,7 +162,8 @@ class JobView:
         if self.generation:
             parts.append(f"{self.size}/{self.max_np} workers")
             parts.append(f"generation {self.generation}, {self.resets} reset{'' if self.resets == 1 else 's'}")
-        parts += [f"{name} {_short(value)}" for name, value in list(self.metrics.items())[:METRICS_SHOWN]]
+        shown = [each for each in self.metrics.items() if self.rows is None or each[0] not in _OF_LOADERS]
+        parts += [f"{name} {_short(value)}" for name, value in shown[:METRICS_SHOWN]]
         if not self.doing and self.speed and self.rows is not None:
             parts.append(f"{_clock((self.rows_total - self.rows) / self.speed)} left in epoch")
         return ", ".join(parts)

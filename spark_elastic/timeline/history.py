@@ -420,7 +420,7 @@ def _metrics(entries: Sequence[Entry]) -> dict[str, list[tuple[float, float]]]:
         match entry.record:
             case WorkerReported(rank=0, report=reports.Metrics(values)):
                 for name, value in values.items():
-                    if name not in ("step", "epoch", "rows") and _is_number(value):
+                    if name != "step" and _is_number(value):
                         found.setdefault(name, []).append((entry.time, float(value)))
     return found
 

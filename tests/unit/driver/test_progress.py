@@ -59,6 +59,12 @@ def test_other_ranks_metrics_are_not_mixed_in() -> None:
     assert "loss" not in view(*START, reported(Metrics({"step": 3, "loss": 0.5}), rank=1)).tail
 
 
+def test_metrics_named_epoch_and_rows_are_shown_where_no_loader_tells_them() -> None:
+    mine = reported(Metrics({"step": 3, "epoch": 7, "rows": 900}))
+    assert view(*START, mine).tail.endswith("epoch 7, rows 900")
+    assert "900" not in view(*START, mine, rows(10, 2, 200)).tail
+
+
 def test_while_it_recovers_the_line_says_why_and_no_speed() -> None:
     shown = view(*START, rows(10, 0, 200), rows(12, 0, 400), entry(WorldBroken(1, "rank 1 was lost")))
     assert shown.tail == "recovering: rank 1 was lost, 400/1,000 rows, 2/4 workers, generation 1, 1 reset"

@@ -42,6 +42,14 @@ def test_metrics_are_rank_0s_numbers(history: History) -> None:
     assert {name: [value for _, value in points] for name, points in history.metrics.items()} == {"loss": [0.5]}
 
 
+def test_metrics_may_have_the_names_of_a_loaders_facts() -> None:
+    """They were left out where no loader told them either."""
+    events = story.killed()
+    (mine,) = (event for event in events if event["event"] == "metrics" and event["rank"] == 0)
+    mine["values"] |= {"epoch": 3, "rows": 900}
+    assert read_history(entries(events)).metrics.keys() == {"loss", "epoch", "rows"}
+
+
 def test_a_function_without_an_elastic_part_is_shown_at_work() -> None:
     started = story.killed()[:2]
     ended = [story.event("result_arrived", 9, worker=0), story.event("job_finished", 9, workers=[0], resets=0)]
