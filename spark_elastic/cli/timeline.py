@@ -8,9 +8,9 @@ import os
 import webbrowser
 from pathlib import Path
 
+from spark_elastic._plain import plain
 from spark_elastic.timeline.follower import Unread, read_run
 from spark_elastic.timeline.history import History, read_history
-from spark_elastic.timeline.plain import plain
 from spark_elastic.timeline.summary import summarize
 
 

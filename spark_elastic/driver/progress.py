@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from spark_elastic._plain import plain
 from spark_elastic.protocol import records, reports
 from spark_elastic.protocol.records import Entry, Record, WorkerReported
 
 # From how many of the last reports the shown speed is computed.
 SPEED_REPORTS = 20
 METRICS_SHOWN = 3
+# How many characters of a metric's name, and of its value, are shown.
+TEXT_SHOWN = 40
 # Metrics that are not shown where a loader's rows are, because the line then begins with the epoch and the rows.
 _OF_LOADERS = {"epoch", "rows"}
 
@@ -163,14 +166,15 @@ class JobView:
             parts.append(f"{self.size}/{self.max_np} workers")
             parts.append(f"generation {self.generation}, {self.resets} reset{'' if self.resets == 1 else 's'}")
         shown = [each for each in self.metrics.items() if self.rows is None or each[0] not in _OF_LOADERS]
-        parts += [f"{name} {_short(value)}" for name, value in shown[:METRICS_SHOWN]]
+        parts += [f"{_short(name)} {_short(value)}" for name, value in shown[:METRICS_SHOWN]]
         if not self.doing and self.speed and self.rows is not None:
             parts.append(f"{_clock((self.rows_total - self.rows) / self.speed)} left in epoch")
         return ", ".join(parts)
 
 
 def _short(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    text = f"{value:.4g}" if isinstance(value, float) else " ".join(plain(str(value)).split())
+    return text if len(text) <= TEXT_SHOWN else f"{text[: TEXT_SHOWN - 1]}…"
 
 
 def _clock(seconds: float) -> str:

@@ -16,10 +16,10 @@ from importlib import resources
 from typing import TypeVar
 
 from spark_elastic._json import Json
+from spark_elastic._plain import all_plain
 from spark_elastic.errors import name_worker
 from spark_elastic.timeline.follower import ALL_READ, Unread
 from spark_elastic.timeline.history import Doing, History, RelievedWorker, SlowWorker, WorkerLine
-from spark_elastic.timeline.plain import all_plain
 from spark_elastic.timeline.resets import Part
 from spark_elastic.timeline.start import Stage
 from spark_elastic.timeline.summary import clock, headline, reset_facts, to_first_step

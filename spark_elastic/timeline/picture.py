@@ -6,8 +6,8 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from spark_elastic._plain import plain
 from spark_elastic.timeline.history import Doing, History
-from spark_elastic.timeline.plain import plain
 from spark_elastic.timeline.resets import Kind
 from spark_elastic.timeline.summary import headline
 

@@ -21,11 +21,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from spark_elastic._json import Json
+from spark_elastic._plain import all_plain
 from spark_elastic.protocol.records import Entry, JobFailed, JobFinished
 from spark_elastic.timeline.follower import LogFollower
 from spark_elastic.timeline.history import read_history
 from spark_elastic.timeline.page import facts, render, waiting
-from spark_elastic.timeline.plain import all_plain
 from spark_elastic.timeline.summary import clock
 
 ADDRESS = "127.0.0.1"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from spark_elastic._json import Json
+from spark_elastic._plain import plain
 from spark_elastic.protocol.records import WorkerTooSlow, WorldSized
 from spark_elastic.timeline.follower import ALL_READ, Unread
 from spark_elastic.timeline.history import History, RelievedWorker, SlowWorker
-from spark_elastic.timeline.plain import plain
 from spark_elastic.timeline.resets import Kind, Part, Reset
 
 

@@ -59,6 +59,12 @@ def test_other_ranks_metrics_are_not_mixed_in() -> None:
     assert "loss" not in view(*START, reported(Metrics({"step": 3, "loss": 0.5}), rank=1)).tail
 
 
+def test_names_and_texts_of_metrics_take_little_of_the_line_and_do_not_end_it() -> None:
+    odd: dict[str, float | int | str] = {"step": 3, "a\nname": "two\r\n\x1b[2Jlines", "long": 50 * "x", 50 * "y": 1.0}
+    tail = view(*START, reported(Metrics(odd))).tail
+    assert tail.endswith(f", a name two lines, long {39 * 'x'}…, {39 * 'y'}… 1")
+
+
 def test_metrics_named_epoch_and_rows_are_shown_where_no_loader_tells_them() -> None:
     mine = reported(Metrics({"step": 3, "epoch": 7, "rows": 900}))
     assert view(*START, mine).tail.endswith("epoch 7, rows 900")

@@ -7,10 +7,10 @@ import json
 import pytest
 import story
 
+from spark_elastic._plain import TEXT_LIMIT, all_plain, plain
 from spark_elastic.protocol.event_format import read_event
 from spark_elastic.timeline.history import read_history
 from spark_elastic.timeline.page import html
-from spark_elastic.timeline.plain import TEXT_LIMIT, all_plain, plain
 from spark_elastic.timeline.summary import summary_text
 
 
