@@ -26,6 +26,9 @@ COLORS = {
 
 # Larger numbers are drawn as this one: matplotlib computes sums of what it draws, which must be numbers, too.
 LARGEST = 1e300
+METRICS_DRAWN = 3
+# Metrics that are not drawn where a loader's rows are counted.
+OF_LOADERS = {"epoch", "rows"}
 # The time axis of a log whose events all have the same time.
 SHORTEST_SECONDS = 1e-3
 
@@ -36,7 +39,8 @@ def save(history: History, path: Path) -> None:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError("pictures need matplotlib: pip install 'spark-elastic[pictures]', or write .html") from error
-    metrics = list(history.metrics.items())[:3]
+    named = (each for each in history.metrics.items() if history.unit != "rows" or each[0] not in OF_LOADERS)
+    metrics = list(named)[:METRICS_DRAWN]
     heights = [0.6 + 0.28 * len(history.workers), 1.0, 1.4, *[1.4 for _ in metrics]]
     figure = Figure(figsize=(11, sum(heights) + 1), layout="constrained")
     figure.suptitle(plain(headline(history)), parse_math=False)

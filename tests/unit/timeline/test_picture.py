@@ -55,6 +55,17 @@ def test_names_of_metrics_are_drawn_as_they_are_but_for_control_codes(
     assert "\x1b" not in text
 
 
+@pytest.mark.parametrize(("unit", "is_drawn"), [("rows", False), ("steps", True)])
+def test_the_epoch_takes_no_place_of_a_metric_where_rows_are_counted(
+    unit: str, is_drawn: bool, history: History, tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib.figure")
+    points = next(iter(history.metrics.values()))
+    text = drawn(replace(history, metrics={"epoch": points, "loss": points}, unit=unit), tmp_path)
+    assert ("epoch" in text) == is_drawn
+    assert "loss" in text
+
+
 def test_the_ends_name_chooses_the_format(history: History, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     picture.save(history, tmp_path / "run.png")
