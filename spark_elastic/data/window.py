@@ -18,6 +18,9 @@ from spark_elastic.errors import DataError
 
 _SLOTS = 4
 
+# The columns that ``with_row_ids=True`` adds.
+ROW_IDS = ("_row_group", "_row")
+
 
 @dataclass(slots=True)
 class _Cursor:
@@ -187,7 +190,7 @@ class WindowStore:
 
     def _check_names(self, part: Rows) -> None:
         if self._names is None:
-            taken = {"_row_group", "_row"} & part.columns.keys() if self._row_ids else ()
+            taken = set(ROW_IDS) & part.columns.keys() if self._row_ids else ()
             if taken:
                 raise DataError(
                     f"{self._name(part.group)}: with_row_ids=True adds a column {min(taken)!r}, and there is one; rename it in a "

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from spark_elastic.data import ParquetLoader
 from spark_elastic.errors import DataError
 from spark_elastic.estimator.plan import DataPlan
 from spark_elastic.estimator.row_checks import check_classes
@@ -40,13 +39,8 @@ def weights_of_classes(
 def count_classes(column: str, data: DataPlan, classes: int) -> list[int]:
     """Count the training rows of each class by reading the label column. Raises ``DataError`` for other labels."""
     counts = torch.zeros(classes, dtype=torch.int64)
-    loader = ParquetLoader(
-        data.training_url,
-        ROWS,
-        columns=[column],
-        shuffle=False,
-        pin_memory=False,
-        **{**data.reading, "with_row_ids": False},
+    loader = data.open(
+        data.training_url, batch_size=ROWS, columns=[column], shuffle=False, pin_memory=False, with_row_ids=False
     )
     try:
         for batch in loader:

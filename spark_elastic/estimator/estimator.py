@@ -229,7 +229,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
         facts: Facts,
     ) -> ElasticModel:
         """Check the recipe on the first rows, train, and return the model."""
-        sample, rows = first_rows(recipe.layout, data)
+        sample, rows, data = first_rows(recipe.layout, data)
         recipe = recipe.checked_on(with_extremes(sample, recipe.layout.labels, facts))
         recipe.check_categories(sample, facts)
         run_id = record.run_id

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
+from spark_elastic.data import ParquetLoader
 from spark_elastic.estimator.callbacks import Metrics
 from spark_elastic.estimator.layout import Layout
 from spark_elastic.estimator.objective import Objective
@@ -20,7 +21,8 @@ class DataPlan:
 
     check: whether workers still have to check that values are finite. validation_batch_size: None for as many rows as a
     training batch has on one worker. shards: the number of parts into which training batches are cut; None if they are not cut.
-    balance: "auto" if each worker's rows of a training batch follow its speed.
+    balance: "auto" if each worker's rows of a training batch follow its speed. jagged: the list columns that are jagged tensors
+    in all batches, because not all rows for training and validation together have lists of one length.
     """
 
     training_url: str
@@ -37,6 +39,13 @@ class DataPlan:
     storage_options: Mapping[str, object] = field(default_factory=dict)
     check: bool = False
     transform: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]] | None = None
+    jagged: frozenset[str] = frozenset()
+
+    def open(self, url: str, **arguments: Any) -> ParquetLoader:
+        """Open a loader of this fit. arguments: those of ``ParquetLoader`` that are not the same in all its loaders."""
+        loader = ParquetLoader(url, **{**self.reading, **arguments})
+        loader.jagged |= self.jagged
+        return loader
 
     @property
     def reading(self) -> dict[str, Any]:

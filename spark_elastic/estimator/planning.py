@@ -13,8 +13,9 @@ from pyspark.sql.types import IntegralType, StructType
 from torch.nn.parameter import is_lazy
 
 from spark_elastic._pickling import dumps, hooks_of
-from spark_elastic.data import ParquetLoader
+from spark_elastic.data.manifest import Manifest, read_manifest
 from spark_elastic.data.randomness import own_generators
+from spark_elastic.data.window import ROW_IDS
 from spark_elastic.driver.cluster_driver import room_for_workers
 from spark_elastic.driver.run import DRIVERS
 from spark_elastic.driver.settings import check_sizes
@@ -245,12 +246,24 @@ def made_up_batch(layout: Layout, schema: StructType) -> dict[str, torch.Tensor]
     return made_up(known, whole) if len(known) == len(shapes) else None
 
 
-def first_rows(layout: Layout, data: DataPlan) -> tuple[dict[str, torch.Tensor], int]:
-    """Read a few training rows; return them and the total number of rows. Raises ``DataError`` like the loader, and for NaN."""
-    loader = ParquetLoader(
-        data.training_url, ROWS, columns=layout.columns, shuffle=False, prefetch=1, pin_memory=False, **data.reading
-    )
+def first_rows(layout: Layout, data: DataPlan) -> tuple[dict[str, torch.Tensor], int, DataPlan]:
+    """Read a few training rows; return them, the total number of rows, and the plan with the columns that are jagged.
+
+    Raises ``DataError`` like the loader, and for NaN; and ``ValueError`` for columns of names that the loader adds itself.
+    """
+    taken = [name for name in layout.columns if data.check and name in ROW_IDS]
+    if taken:
+        raise ValueError(
+            f"column {taken[0]!r} cannot be trained on by fit_on_parquet, which counts rows in a column of this name: rename it "
+            "in the files, or use fit"
+        )
+    arguments = {"batch_size": ROWS, "shuffle": False, "prefetch": 1, "pin_memory": False}
+    loader = data.open(data.training_url, columns=layout.columns, **arguments)
     try:
+        if data.validation_url is not None:
+            held_back = read_manifest(data.validation_url, storage_options=dict(data.storage_options) or None)
+            data = replace(data, jagged=_jagged_in(loader.manifest, held_back))
+            loader.jagged |= data.jagged
         total = loader.rows_total
         batch = next(iter(loader), None)
     finally:
@@ -259,7 +272,16 @@ def first_rows(layout: Layout, data: DataPlan) -> tuple[dict[str, torch.Tensor],
         raise ValueError(f"{data.training_url} has no rows")
     if data.check:
         check_rows(batch, layout.columns, loader)
-    return {name: values if values.is_nested else values[:ROWS] for name, values in batch.items()}, total
+    return {name: values if values.is_nested else values[:ROWS] for name, values in batch.items()}, total, data
+
+
+def _jagged_in(*manifests: Manifest) -> frozenset[str]:
+    """Return the list columns of which the rows of several datasets together do not all have one length."""
+    lengths: dict[str, set[int | None]] = {}
+    for manifest in manifests:
+        for name, length in manifest.list_lengths:
+            lengths.setdefault(name, set()).add(length)
+    return frozenset(name for name, found in lengths.items() if None in found or len(found) > 1)
 
 
 def _copied(network: torch.nn.Module, optimizer: T) -> tuple[torch.nn.Module, T]:

@@ -94,7 +94,7 @@ class Trainer:
         self.scaler = torch.amp.GradScaler(self.device.type) if half else None
         self.objective = plan.objective.to(self.device)
         self._class_weights = torch.tensor(plan.class_weights, device=self.device) if plan.class_weights else None
-        self.loader = ParquetLoader(plan.data.training_url, columns=plan.layout.columns, **plan.data.training)
+        self.loader = plan.data.open(plan.data.training_url, columns=plan.layout.columns, **plan.data.training)
         self.scheduler = make_scheduler(plan.steps, self.optimizer, self._course)
         self.callbacks = CallbackRunner(plan, self.model.module)
         # Where a loss was not finite, which ends the fit; and the last epoch for which that was logged.
@@ -441,14 +441,7 @@ class Trainer:
         shard = (se.rank(), se.size()) if data.shards is None else (0, 1)
         # By default a validation batch has as many rows as a training batch has on this rank, or in a shard.
         size = data.validation_batch_size or -(-(data.global_batch_size or 1) // (data.shards or se.size()))
-        loader = ParquetLoader(
-            data.validation_url,
-            size,
-            columns=layout.columns,
-            shuffle=False,
-            shard=shard,
-            **data.reading,
-        )
+        loader = data.open(data.validation_url, batch_size=size, columns=layout.columns, shuffle=False, shard=shard)
         whole = objective.accumulators(layout, self.device)
         names = ["loss", *(name for name in objective.metrics_of(layout) if name not in whole), "weight"]
         sums = torch.zeros(len(names), dtype=torch.float64)

@@ -12,7 +12,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegralType, StructField
 
 from spark_elastic.estimator.expectations import with_graph
-from spark_elastic.estimator.frame import as_list, check_columns, row_shape
+from spark_elastic.estimator.frame import as_list, check_columns, column, row_shape
 from spark_elastic.estimator.layout import Layout, outputs_of
 from spark_elastic.estimator.preflight import ROWS, try_layouts, widths_of
 from spark_elastic.estimator.recipe import own_randomness
@@ -55,7 +55,8 @@ def _sizes(frame: DataFrame, fields: Mapping[str, StructField]) -> dict[str, lis
         )
     lists = [as_list(name, fields[name].dataType) for name in unknown]
     # The size of a null is -1 or null, depending on Spark's settings.
-    rows = frame.select(*(f.when(value.isNotNull(), f.size(value)) for value in lists)).limit(ROWS).collect()
+    sizes = (f.when(column(name).isNotNull(), f.size(value)) for name, value in zip(unknown, lists, strict=True))
+    rows = frame.select(*sizes).limit(ROWS).collect()
     for place, name in enumerate(unknown):
         found[name] = [row[place] for row in rows if row[place] is not None]
         if not found[name]:

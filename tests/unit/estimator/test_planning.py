@@ -227,8 +227,33 @@ def test_the_rows_are_those_that_the_loader_finds(tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": values, "y": values}), tmp_path / "part.parquet", row_group_size=300)
     estimator = make()
     data = plan_data(estimator, (tmp_path.as_uri(), None), {}, False)
-    sample, rows = first_rows(estimator._layout(SCHEMA), data)
+    sample, rows, _ = first_rows(estimator._layout(SCHEMA), data)
     assert (rows, width_of(sample)) == (1_000, 2)
+
+
+@pytest.mark.parametrize(("training", "validation"), [([2, 2], [3]), ([1, 2], [2]), ([2, 2], [2])])
+def test_lists_are_jagged_in_all_batches_if_any_row_for_training_or_validation_has_another_length(
+    training: list[int], validation: list[int], tmp_path: Path
+) -> None:
+    urls = []
+    for name, lengths in (("training", training), ("validation", validation)):
+        lists = [[float(length)] * length for length in lengths]
+        (tmp_path / name).mkdir()
+        pq.write_table(pa.table({"list": lists, "y": np.ones(len(lists))}), tmp_path / name / "part.parquet")
+        urls.append((tmp_path / name).as_uri())
+    estimator = make(featureCols=["list"], labelCols=["y"])
+    sample, _, data = first_rows(estimator._layout(SCHEMA), plan_data(estimator, (urls[0], urls[1]), {}, False))
+    differ = len({*training, *validation}) > 1
+    assert sample["list"].is_nested == differ
+    for url in urls:
+        (batch,) = data.open(url, batch_size=2, columns=["list"])
+        assert batch["list"].is_nested == differ
+
+
+def test_a_column_that_counts_rows_cannot_be_trained_on_where_files_are_read_as_they_are() -> None:
+    layout, data = make(featureCols=["_row"])._layout_of_names(), plan_data(make(), ("train", None), {}, True)
+    with pytest.raises(ValueError, match="column '_row' cannot be trained on by fit_on_parquet"):
+        first_rows(layout, data)
 
 
 def test_what_needs_a_global_batch_works_without_a_batch_size_and_not_with_that_of_workers() -> None:
