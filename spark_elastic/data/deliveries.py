@@ -12,6 +12,7 @@ the batch, and is called a constant.
 from __future__ import annotations
 
 import itertools
+import threading
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Collection, Mapping, Sequence
@@ -129,6 +130,8 @@ class Deliveries:
         # The tensors that were handed out; those that models were given besides, or have made of these; the latter alone; and
         # what has come with several batches.
         self._own, self._seen, self._made, self._constants = Tensors(), Tensors(), Tensors(), Tensors()
+        # The thread that trains on shards, and whether it is in a loop over the parts of a batch.
+        self.trainer, self.is_in_loop = 0, False
         # Whether a batch has been delivered since a model was last given one.
         self._is_fresh = False
         # Whether a model was first given a batch for gradients after the commit that counted the batch; and whether it was given
@@ -244,6 +247,14 @@ class Deliveries:
             return None
         self._use(found[0])
         return found[0]
+
+    def may_seed(self) -> bool:
+        """Whether this thread trains, and computes no part of a batch: then its random numbers may begin anew for the next."""
+        return self.trainer == threading.get_ident() and not self.is_in_loop
+
+    def are_cut(self) -> bool:
+        """Whether any of the recent batches is cut into shards."""
+        return any(known.cut is not None for known in self._kept)
 
     def have_delivered(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether any of these tensors is of a batch as a loader has delivered it, and not of a list of parts."""

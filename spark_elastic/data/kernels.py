@@ -47,19 +47,19 @@ MOST_SHAPES = 64
 _BY_ITSELF = torch.get_num_threads()
 
 
-def pin_threads(stacklevel: int = 2) -> None:
+def pin_threads(stacklevel: int | None = None) -> None:
     """Make this process compute with one thread, so that bits do not depend on how many workers share a machine's cores.
 
     A number of threads that was set explicitly stays: by ``OMP_NUM_THREADS``, as Spark does, or by ``torch.set_num_threads``.
-    Warns of a model that was made with several threads, whose first weights may depend on their number. stacklevel: that of the
-    user's line, as ``warnings.warn`` counts from here.
+    With a stacklevel, that of the user's line as ``warnings.warn`` counts from here, this warns of a model that was made with
+    several threads, whose first weights may depend on their number.
     """
     is_chosen = "OMP_NUM_THREADS" in os.environ and THREADS_VARIABLE not in os.environ
     threads = torch.get_num_threads()
     if is_chosen or threads != _BY_ITSELF or threads == 1:
         return
     torch.set_num_threads(1)
-    if any(map(_has_weights, gc.get_objects())):
+    if stacklevel is not None and any(map(_has_weights, gc.get_objects())):
         warnings.warn(
             f"a model was made with {threads} threads, before the loader with shards= has set one: weights that are made by "
             "factorizing matrices, as by orthogonal_, have other bits with another number of threads. Make the loader before "

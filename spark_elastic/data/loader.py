@@ -469,9 +469,9 @@ class PositionedLoader(Generic[T]):
                         tracker.delivered(step, ticket_sum)
                         self.batch_rows = step.rank_rows
                         cut = self._cut(step)
-                        if cut is not None:  # whatever this rank has drawn by itself, all draw alike for this batch
+                        if cut is not None and deliveries.may_seed():  # whatever this rank has drawn by itself
                             seed_all((*cut.place, 0))
-                        if self._in_state and (tracker.size > 1 or cut is not None):
+                        if self._in_state and (tracker.size > 1 or cut is not None or deliveries.are_cut()):
                             deliveries.note(self, batch, step.rank_rows, tracker.rank, cut)
                         if self._in_state and step.rows != tracker.plan.batch(tracker.size):
                             self._stopwatch.drop()

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from spark_elastic._code import globals_of
+
 # The states of Python's and NumPy's generators, in their own formats, then torch's on the CPU and on each GPU.
 RandomStates = tuple[Any, Any, torch.Tensor, list[torch.Tensor] | None]
 
@@ -89,6 +91,9 @@ def _state_of(generator: object) -> bytes:
 _LOOKED_AT, _ENTRIES = 10_000, 100
 # The classes of generators that code may have of its own.
 GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
+# The generators that ``seed_all`` seeds. Functions such as ``random.random`` are methods of these.
+_METHODS: tuple[Any, ...] = (random.random, np.random.random)
+SEEDED = (*(method.__self__ for method in _METHODS), torch.default_generator)
 _CLOSED = (str, bytes, int, float, complex, torch.Tensor, np.ndarray, np.generic, ModuleType, type)
 
 
@@ -110,7 +115,7 @@ def own_generators(*roots: object, kinds: tuple[type, ...] = GENERATORS) -> list
                 continue
             if not isinstance(value, kinds):
                 waiting.extend(_used_by(value, kinds))
-            elif not isinstance(value, random.SystemRandom):
+            elif not isinstance(value, random.SystemRandom) and value not in SEEDED:
                 found.append(value)
     return found
 
@@ -126,7 +131,7 @@ def _used_by(value: object, kinds: tuple[type, ...]) -> Iterable[object]:
         return value.__self__, getattr(value, "__func__", None)
     if isinstance(value, FunctionType):
         cells = [_content(cell) for cell in value.__closure__ or ()]
-        named = (value.__globals__.get(name) for name in value.__code__.co_names)
+        named = (value.__globals__.get(name) for name in globals_of(value.__code__))
         used = [each for each in named if isinstance(each, (*kinds, FunctionType))]
         return *cells, *used, value.__defaults__, value.__kwdefaults__
     kind = type(value)

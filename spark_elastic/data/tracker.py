@@ -66,6 +66,8 @@ class RowGroupTracker:
         self.shares: tuple[int, ...] = ()
         self.epoch, self.position = 0, 0
         self._order: EpochOrder | None = None
+        # The rows of all steps so far, on all ranks, also of those that were delivered again.
+        self.rows_delivered = 0
         self._interval = _Interval()
         self._awaited: deque[Report] = deque()
 
@@ -123,6 +125,7 @@ class RowGroupTracker:
         """Count a step as delivered. ``ticket_sum`` is the sum over the counting rows that this rank actually received."""
         assert step.start == self.position, (step, self.position)
         self.position += step.rows
+        self.rows_delivered += step.rows
         interval = self._interval
         interval.delivered_rows += step.rank_rows[self.rank]
         interval.delivered_tickets += ticket_sum

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 
 import msgspec
@@ -31,14 +32,24 @@ WAITING_LIMIT = 1000
 END_SECONDS = 10.0
 
 
+@dataclass(slots=True)
+class _Last:
+    """The last step of a name that rank 0 has reported: its generation, and how many values were logged and are to come again."""
+
+    step: int
+    generation: int
+    logged: int = 1
+    again: int = 0
+
+
 class LoggerFeed:
     """Feeds the user's loggers with the events of one job, from a thread of its own.
 
     Metrics are those of whichever worker is rank 0 at the time, and steps count commits. Steps that are repeated after a loss
-    are not logged again: a value is left out if its step lies before the last one of its name, or is that one but in a later
-    generation. Step 0 is logged in each generation, because a function that makes no commits has no other step.
-    ``job/world_size`` and ``job/resets`` come from the driver, which does not know steps. They wait until rank 0 has reported
-    its step: a job that resumes must not begin at step 0.
+    are not logged again: a value is left out if its step lies before the last one of its name, and as many values are left out
+    of that one in a later generation as had been logged. Step 0 is logged in each generation, because a function that makes no
+    commits has no other step. ``job/world_size`` and ``job/resets`` come from the driver, which does not know steps. They wait
+    until rank 0 has reported its step: a job that resumes must not begin at step 0.
 
     Loggers may be slower than the job. When ``WAITING_LIMIT`` events wait, or some still wait ``END_SECONDS`` after the job has
     ended, only the newest value of each name stays of those that wait.
@@ -51,8 +62,7 @@ class LoggerFeed:
         self._step = 0
         self._unlogged: dict[str, float] = {}
         self._resets = 0
-        # The last step of each name that rank 0 has reported, and its generation.
-        self._last: dict[str, tuple[int, int]] = {}
+        self._last: dict[str, _Last] = {}
         self._changed = threading.Condition()
         self._waiting: list[Entry] = []
         self._is_thinned = self._is_closing = False
@@ -132,7 +142,6 @@ class LoggerFeed:
                 step = int(numbers.pop("step"))
                 self._reached(step, entry.time)
                 fresh = {name: value for name, value in numbers.items() if self._is_new(name, step, generation)}
-                self._last.update(dict.fromkeys(fresh, (step, generation)))
                 self._log(step, fresh, entry.time)
             case JobFinished() | JobFailed():
                 self._reached(self._step, entry.time)
@@ -144,9 +153,21 @@ class LoggerFeed:
         self._unlogged = {}
 
     def _is_new(self, name: str, step: int, generation: int) -> bool:
-        """Whether a value is none of a step that is done again."""
-        last, generation_then = self._last.get(name, (0, generation))
-        return step > last or (step == last and (generation == generation_then or step == 0))
+        """Whether a value is none of a step that is done again, where as many values of the name come again as were logged."""
+        last = self._last.get(name)
+        if last is None or step > last.step:
+            self._last[name] = _Last(step, generation)
+            return True
+        if step < last.step:
+            return False
+        if generation != last.generation and step:
+            last.again = last.logged
+        last.generation = generation
+        if last.again:
+            last.again -= 1
+            return False
+        last.logged += 1
+        return True
 
     def _log(self, step: int, values: Mapping[str, float], seconds: float) -> None:
         if values:

@@ -26,7 +26,8 @@ def pick_batch_size(rows: int, width: int, shards: int | None = None) -> int:
     """
     nearest = 1 << rows.bit_length() // 2
     fitting = 1 << max(MOST_NUMBERS // max(width, 1), 1).bit_length() - 1
-    return max(LEAST_ROWS, min(nearest, fitting, MOST_ROWS), LEAST_SHARE * (shards or 0))
+    least = max(LEAST_ROWS, shards or 0, min(LEAST_SHARE * (shards or 0), fitting))
+    return max(least, min(nearest, fitting, MOST_ROWS))
 
 
 def enough_workers(batch_size: int) -> int:

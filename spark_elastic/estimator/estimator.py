@@ -236,7 +236,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
         model = self._untrained(recipe, sample)
         if not given_batch(self):
             width = width_of(sample)
-            record = record.with_batch({"globalBatchSize": pick_batch_size(rows, width, self.value("shards"))})
+            record = record.with_batch({"globalBatchSize": pick_batch_size(rows, width, data.shards)})
             data, sizes = settle_batch(self, data, sizes, record.batch)
             model._set(**record.batch)
             _tell_batch(record, rows, width, sizes)

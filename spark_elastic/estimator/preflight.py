@@ -19,6 +19,7 @@ from spark_elastic.estimator.plan import StepPlan
 from spark_elastic.estimator.schedules import Course, make_scheduler
 from spark_elastic.estimator.shapes import name_of, shown_shape
 from spark_elastic.estimator.steps import make_optimizer
+from spark_elastic.worker.module_registers import same_values
 
 # An odd number of rows, which is unlikely to be a layer's number of features.
 ROWS = 7
@@ -121,7 +122,7 @@ def _refuse_changed_buffers(losses: Sequence[object], tried: Sequence[object]) -
         if isinstance(loss, torch.nn.Module) and isinstance(called, torch.nn.Module):
             present = dict(called.named_buffers())
             for name, buffer in loss.named_buffers():
-                if name not in present or not torch.equal(present[name], buffer):
+                if name not in present or not same_values(present[name], buffer):
                     raise ValueError(
                         f"deterministic=True has each worker compute some shards of a batch, and {name_of(loss)} changes its "
                         f"buffer {name} from shard to shard: make it a part of the network, whose buffers are kept, and call "

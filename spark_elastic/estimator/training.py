@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 import spark_elastic as se
 from spark_elastic.data import ParquetLoader
+from spark_elastic.data.kernels import pin_threads
 from spark_elastic.errors import DataError, NotFiniteLossError
 from spark_elastic.estimator.callback_runner import CallbackRunner
 from spark_elastic.estimator.callbacks import Metrics
@@ -82,6 +83,8 @@ class Trainer:
 
     def __init__(self, plan: TrainingPlan) -> None:
         self.plan = plan
+        if plan.data.shards is not None:
+            pin_threads()  # the loader's warning is not for this model, whose weights the driver has made
         self.device = training_device(plan.use_gpu)
         # Looking for parameters without a gradient takes time in each step, but without it such parameters fail with several
         # workers.

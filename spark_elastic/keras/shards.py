@@ -30,6 +30,8 @@ class ShardedSteps:
         self._world = world
         self._workspace = Workspace()
         self._sources = self._find_sources()
+        # The last ``convert``, and the seeds that it uses.
+        self._seeds: tuple[Convert, list[keras.Variable]] | None = None
         # The variables that the optimizer is to change, according to the last part.
         self._applied: Sequence[keras.Variable] | None = None
 
@@ -71,7 +73,9 @@ class ShardedSteps:
     def _seed(self, convert: Convert) -> None:
         """Seed what draws random numbers from torch's, which follow from the shard: layers, ``convert``, and Keras itself."""
         self._state._draw_seeds()
-        for variable in _seeds_of(convert):
+        if self._seeds is None or self._seeds[0] is not convert:
+            self._seeds = convert, _seeds_of(convert)
+        for variable in self._seeds[1]:
             variable.assign(torch.randint(2**31 - 1, tuple(variable.shape)))
         keras.utils.set_random_seed(int(torch.randint(2**31 - 1, ())))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html as escaping
+import os
 from pathlib import Path
 
 from spark_elastic.timeline.follower import read_run
@@ -29,13 +30,13 @@ class Timeline:
 
         Raises ``TypeError`` if the log is not a path, and ``TypeError`` or ``ValueError`` if the height is not a number.
         """
-        self._log = Path(log).expanduser()
+        self._log = Path(os.path.expanduser(log))
         self._run = run
         self._height = int(height)
 
     def save(self, path: str | Path) -> None:
         """Write the page as a self-contained file for the browser."""
-        Path(path).expanduser().write_text(self._page(), encoding="utf-8")
+        Path(os.path.expanduser(path)).write_text(self._page(), encoding="utf-8")
 
     def _page(self) -> str:
         entries, unread = read_run(self._log, self._run)

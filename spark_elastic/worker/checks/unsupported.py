@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dis
-import functools
 import sys
 import types
 import warnings
@@ -13,6 +11,7 @@ from typing import Any
 
 import torch
 
+from spark_elastic._code import globals_of
 from spark_elastic.data.loader import PositionedLoader
 from spark_elastic.worker.checks.user_frames import depth_of_user
 
@@ -140,12 +139,4 @@ def _used_by(function: types.FunctionType) -> Iterator[object]:
     yield from (function.__kwdefaults__ or {}).values()
     found = getattr(sys.modules.get(function.__module__), function.__qualname__, None)
     if found is not function or function.__module__ == "__main__":
-        yield from (function.__globals__.get(name) for name in _globals_of(function.__code__))
-
-
-@functools.lru_cache
-def _globals_of(code: types.CodeType) -> frozenset[str]:
-    """Return the names of the globals that a function reads, and those in it."""
-    own = {each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL"}
-    nested = (_globals_of(each) for each in code.co_consts if isinstance(each, types.CodeType))
-    return frozenset(own.union(*nested))
+        yield from (function.__globals__.get(name) for name in globals_of(function.__code__))

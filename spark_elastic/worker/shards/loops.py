@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Protocol
 
+from spark_elastic.data.deliveries import deliveries
 from spark_elastic.errors import TrainingCodeError
 
 HOW = (
@@ -39,6 +40,7 @@ class Loops:
         """Open a loop."""
         self.refuse("a loop over model.parts(batch) began")
         self.open, self._thread, self._is_adding = loop, threading.get_ident(), False
+        deliveries.is_in_loop = True
 
     def add_up(self) -> None:
         """Note that the open loop has computed its parts. Ranks meet now, to add up what these have left."""
@@ -47,12 +49,12 @@ class Loops:
     def end(self, loop: Loop) -> None:
         """Close a loop whose sums are complete."""
         if self.open is loop:
-            self.open = None
+            self.open, deliveries.is_in_loop = None, False
 
     def leave(self, loop: Loop) -> None:
         """Close a loop that was left early, as if it had not begun. For an abandoned loop this does nothing."""
         if self.open is loop:
-            self.open, self._was_left = None, True
+            self.open, self._was_left, deliveries.is_in_loop = None, True, False
             loop.put_back()
 
     def abandon(self) -> None:

@@ -373,15 +373,19 @@ class Parts:
     def _set_buffers(
         self, touched: Sequence[int], counted: Sequence[int], sums: Mapping[int, torch.Tensor], scale: float
     ) -> None:
+        for buffer in self._sources.buffers:
+            buffer.set()
+        # All are reset before any is set, because modules may have a tensor in common that only one of them changes.
         for place, (buffer, times) in enumerate(zip(self._sources.averaged, touched, strict=True), self._buffers_from):
-            buffer.set(sums[place] * scale if times else None)
+            if times:
+                buffer.set(sums[place] * scale)
         for buffer, change in zip(self._sources.counters, counted, strict=True):
             if change % self._filled:
                 raise TrainingCodeError(
                     f"the buffer {buffer.name} counts differently in the shards of a batch; train without shards="
                 )
-            before = buffer.before
-            buffer.set((before.long() + change // self._filled).to(before.dtype) if change else None)
+            if change:
+                buffer.set((buffer.before.long() + change // self._filled).to(buffer.before.dtype))
 
     @property
     def _filled(self) -> int:

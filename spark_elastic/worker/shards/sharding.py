@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,7 @@ class Sharding:
 
     def __init__(self, models: Sequence[DistributedDataParallel], shards: int, world: World | None) -> None:
         loops.abandon()
+        deliveries.trainer = threading.get_ident()
         self._models = list(models)
         self._shards = shards
         self._world = world

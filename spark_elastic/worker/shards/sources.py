@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import FunctionType, ModuleType
 
 import torch
 from torch import nn
 
-from spark_elastic.data.randomness import GENERATORS, own_generators
+from spark_elastic.data.randomness import GENERATORS, SEEDED, own_generators
 from spark_elastic.errors import TrainingCodeError
 from spark_elastic.worker.checks.fingerprint import sums_of_bits
 from spark_elastic.worker.module_registers import Registered, registers
@@ -156,8 +158,8 @@ def _refuse_own_generators(module: nn.Module, name: str) -> None:
     held = [
         (key, each) for key, value in vars(module).items() if key not in _REGISTERS for each in _generators_in(value)
     ]
-    forward = type(module).forward
-    if not forward.__module__.startswith("torch."):
+    forward = inspect.getattr_static(type(module), "forward", None)  # compiled modules have none that can be called
+    if isinstance(forward, FunctionType) and not (forward.__module__ or "").startswith("torch."):
         held += [("forward", each) for each in own_generators(forward)]
     for key, generator in held:
         raise TrainingCodeError(
@@ -169,9 +171,19 @@ def _refuse_own_generators(module: nn.Module, name: str) -> None:
 
 def _generators_in(value: object, depth: int = _DEPTH) -> Iterator[object]:
     """Yield the generators in an attribute: itself, or in containers and objects that it consists of, but not in modules."""
-    if isinstance(value, GENERATORS):
-        yield value
-    elif depth and not isinstance(value, (nn.Module, torch.Tensor, type)):
-        entries = value if isinstance(value, (dict, list, tuple)) else getattr(value, "__dict__", ())
-        for each in list(entries.values() if isinstance(entries, dict) else entries)[:_ENTRIES]:
+    kind = type(value)  # proxies may raise whatever is asked of them
+    if issubclass(kind, GENERATORS):
+        if value not in SEEDED:
+            yield value
+    elif depth and not issubclass(kind, (nn.Module, torch.Tensor, type, ModuleType)):
+        for each in _entries_of(value)[:_ENTRIES]:
             yield from _generators_in(each, depth - 1)
+
+
+def _entries_of(value: object) -> list[object]:
+    try:
+        if isinstance(value, (list, tuple)):
+            return list(value)
+        return list(value.values() if isinstance(value, dict) else vars(value).values())
+    except Exception:  # it has no attributes, or is a proxy of what is gone
+        return []

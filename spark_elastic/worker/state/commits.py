@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
 from spark_elastic.data.deliveries import deliveries
-from spark_elastic.data.loader import Accountable, Balanced, Countable, has_part
+from spark_elastic.data.loader import Accountable, Balanced, Countable, PositionedLoader, has_part
 from spark_elastic.data.tracker import Report
 from spark_elastic.errors import (
     CheckpointError,
@@ -71,7 +71,7 @@ class Commits:
         self._plain = PlainValues()
         self._pace: Pace | None = None
         self._durable = Durable(self)
-        self._known_loader: tuple[object, Accountable | None, Balanced | None, Countable | None] = (None,) * 4
+        self._known_loader: tuple[object, Accountable | None, Balanced | None] = (None, None, None)
         self._trained = TrainedRows()
 
     # ------------------------------------------------------------------ a commit, from its beginning to its end
@@ -213,7 +213,7 @@ class Commits:
         commit = self.last_of(world)
         compares = is_commit and self._comparison.wants(commit)
         if not has_met or self._pace.is_due() or compares:
-            loader, balancing, _ = self._parts_of_loader(state)
+            loader, balancing = self._parts_of_loader(state)
             digest, asks_for_digest = self._comparison.report(commit, state._compared, is_commit)
             mine = Exchanged(
                 is_interrupted=job.control.is_interrupted,
@@ -243,7 +243,7 @@ class Commits:
                 f"ranks have committed {indexes} times in generation {world.generation}; all have to call commit() and "
                 "check_host_updates() equally often"
             )
-        loader, balancing, _ = self._parts_of_loader(state)
+        loader, balancing = self._parts_of_loader(state)
         if loader is not None:
             loader.confirm([each.loader for each in everybody])
         if balancing is not None:
@@ -267,14 +267,13 @@ class Commits:
             job.reporter.balanced(self.steps, timing)
         job.control.steps_timed(timing.before, timing.microseconds, timing.period, timing.rows)
 
-    def _parts_of_loader(self, state: State) -> tuple[Accountable | None, Balanced | None, Countable | None]:
-        """The state's loader, if it reports rows, if its steps can be timed, and if it counts rows. Cached: checks are slow."""
+    def _parts_of_loader(self, state: State) -> tuple[Accountable | None, Balanced | None]:
+        """The state's loader, if it reports rows, and again, if its steps can be timed. Cached, because the check is slow."""
         loader = state._loader_in_use()
         if loader is not self._known_loader[0]:
             accountable = loader if has_part(loader, Accountable) else None
             balanced = loader if has_part(loader, Balanced) else None
-            countable = loader if has_part(loader, Countable) else None
-            self._known_loader = loader, accountable, balanced, countable
+            self._known_loader = loader, accountable, balanced
         return self._known_loader[1:]
 
     # ------------------------------------------------------------------ between commits
@@ -351,9 +350,8 @@ class Commits:
         self._is_sealed = True
         if job.checkpoints is not None:
             self._durable.score_again(state, job.checkpoints, world)
-        countable = self._parts_of_loader(state)[2]
-        if countable is not None:
-            self._trained.enter(countable)
+        if isinstance(loader := state._loader_in_use(), PositionedLoader):
+            self._trained.enter(loader)
         job.reporter.entered(self.steps, self._progress_of(state, world), world.size)
 
     def leave(self, state: State, world: World) -> None:
@@ -378,16 +376,15 @@ class Commits:
             state._checks.end()
 
     def _count_rows(self, state: State) -> None:
-        loader = self._parts_of_loader(state)[2]
-        if loader is not None:
+        if isinstance(loader := state._loader_in_use(), PositionedLoader):
             self._trained.commit(loader)
 
     def _progress_of(self, state: State, world: World) -> Callable[[int], Progress] | None:
         """Return the function that reports the position in the data, on rank 0, which reports for all ranks; None elsewhere."""
 
         def progress(step: int) -> Progress:
-            loader = self._parts_of_loader(state)[2]
-            if loader is None:
+            loader = state._loader_in_use()
+            if not has_part(loader, Countable):
                 return Progress(step)
             return Progress(step, loader.epoch, loader.rows_processed, loader.rows_total, self._trained.total)
 

@@ -130,6 +130,15 @@ def test_the_step_that_was_under_way_when_a_world_broke_is_logged_once() -> None
     assert logged == [(2, {"loss": 1.0}), (3, {"loss": 1.0}), (4, {"loss": 2.0}), (3, {"accuracy": 0.5})]
 
 
+def test_of_a_step_with_many_values_those_that_had_not_been_logged_before_a_loss_are_logged_after_it() -> None:
+    noted = Noted()
+    with LoggerFeed([noted], None) as feed:
+        for generation, values in ((1, (0.1, 0.2)), (2, (0.1,)), (3, (0.1, 0.2, 0.3))):
+            for value in values:
+                feed.see(metrics(0, generation=generation, step=1, loss=value))
+    assert [call[2]["loss"] for call in noted.calls if call[0] == "log"] == [0.1, 0.2, 0.3]
+
+
 def test_a_function_without_commits_is_logged_when_it_runs_again() -> None:
     noted = Noted()
     with LoggerFeed([noted], None) as feed:

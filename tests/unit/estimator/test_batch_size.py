@@ -43,6 +43,8 @@ def test_wide_rows_get_smaller_batches(width: int, picked: int) -> None:
 def test_it_depends_on_the_data_alone_and_has_rows_for_all_shards() -> None:
     assert list(inspect.signature(pick_batch_size).parameters) == ["rows", "width", "shards"]
     assert pick_batch_size(1_000, 1, 24) == 24 * LEAST_SHARE
+    assert pick_batch_size(1_000, MOST_NUMBERS // 64, 24) == 64
+    assert pick_batch_size(1_000, MOST_NUMBERS, 48) == 48
     assert pick_batch_size(100_000, 1, 24) == 256
 
 

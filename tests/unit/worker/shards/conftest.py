@@ -15,5 +15,6 @@ from spark_elastic.worker.shards.loops import loops
 def nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No batch of another test has been delivered, and no loop stays open."""
     monkeypatch.setattr(deliveries, "_kept", deque(maxlen=16))
+    monkeypatch.setattr(deliveries, "trainer", 0)
     yield
     loops.abandon()

@@ -6,6 +6,7 @@ import random
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -62,8 +63,8 @@ def test_each_loop_over_a_batch_draws_other_random_numbers_and_a_new_run_the_sam
 
 
 @pytest.mark.parametrize("has_generator", [False, True])
-def test_items_draw_their_own_random_numbers_and_all_ranks_draw_alike_after_them(has_generator: bool) -> None:
-    batches, drawn = {}, set()
+def test_items_draw_their_own_random_numbers_and_leave_those_of_the_process_alone(has_generator: bool) -> None:
+    batches = {}
     for size, workers in ((1, 0), (2, 0), (1, 2)):
         ranks = []
         for rank in range(size):
@@ -72,7 +73,7 @@ def test_items_draw_their_own_random_numbers_and_all_ranks_draw_alike_after_them
             loader.set_world(rank, size)
             torch.manual_seed(size)
             ranks += first(se.ObjectState(loader=loader))
-            drawn.add((float(torch.rand(())), float(np.random.rand()), random.random()))
+            assert torch.initial_seed() == size
         batches[size, workers] = ranks
     assert all(
         torch.equal(one, other)
@@ -80,7 +81,6 @@ def test_items_draw_their_own_random_numbers_and_all_ranks_draw_alike_after_them
         for part, expected in zip(found, batches[1, 0], strict=True)
         for one, other in zip(part, expected, strict=True)
     )
-    assert len(drawn) == 1
 
 
 def test_statistics_are_the_mean_over_shards_and_batches_are_counted_once() -> None:
@@ -337,6 +337,21 @@ def test_random_numbers_between_loops_follow_from_the_loaders_place() -> None:
     random.seed(2)
     assert drawn(by_itself=3) == first_run
     assert len(set(first_run)) == 5
+
+
+@pytest.mark.parametrize("by_a_thread", [False, True])
+def test_a_batch_that_is_fetched_ahead_leaves_the_random_numbers_of_a_part_alone(by_a_thread: bool) -> None:
+    drawn = []
+    for ahead in (False, True):
+        state = training()
+        batches = iter(state.loader)
+        for _ in state.model.parts(next(batches)):
+            if ahead and not drawn[1:]:
+                fetch = Thread(target=next, args=(batches,)) if by_a_thread else None
+                next(batches) if fetch is None else fetch.start()
+                fetch is None or fetch.join()
+            drawn.append(random.random())
+    assert drawn[:4] == drawn[4:]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import weakref
+from typing import Any
 
 import numpy as np
 import pytest
@@ -63,23 +65,26 @@ def test_a_buffer_that_a_shard_is_the_first_to_set_is_refused(how: str, name: st
 class Replacing(nn.Linear):
     """Has a buffer in common with its child, and puts another tensor in its place."""
 
-    def __init__(self) -> None:
+    def __init__(self, by_child: bool) -> None:
         super().__init__(4, 2)
         self.child = nn.Module()
         self.register_buffer("mean", torch.zeros(()))
         self.child.register_buffer("mean", self.mean)
+        self.by_child = by_child
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.child.mean = 0.5 * self.child.mean + x.detach().mean()
+        owner = self.child if self.by_child else self
+        owner.mean = 0.5 * owner.mean + x.detach().mean()
         return super().forward(x)
 
 
-def test_a_buffer_that_two_modules_have_in_common_is_set_back_in_both() -> None:
-    state = training(Replacing())
-    child, batch = state.model.module.child, first(state)
+@pytest.mark.parametrize("by_child", [False, True])
+def test_a_buffer_that_two_modules_have_in_common_is_set_whichever_replaces_it(by_child: bool) -> None:
+    state = training(Replacing(by_child))
+    batch = first(state)
     expected = torch.stack([x.mean() for x, _ in batch]).mean()
     run(state, batch)
-    torch.testing.assert_close(child.mean, expected)
+    torch.testing.assert_close(state.model.module.mean, expected)
 
 
 @pytest.mark.parametrize("generator", [torch.Generator(), np.random.default_rng(0), random.Random(0)])
@@ -97,6 +102,39 @@ class Holder:
 
 
 GENERATOR = torch.Generator()
+
+
+class Borrowing(nn.Linear):
+    """Draws from the generators that are seeded for each shard, under names of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 2)
+        self.random, self.numbers, self.draws = (
+            random,
+            [np.random, torch.default_generator],
+            (random.random, np.random.rand),
+        )
+        self.generator = nn.Identity()  # a global of this name is another thing
+        gone = Holder(None)
+        self.proxies = [weakref.proxy(gone)]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(self.generator(x) + self.random.random())
+
+
+generator = torch.Generator()
+
+
+def test_generators_that_are_seeded_for_each_shard_are_not_the_models_own() -> None:
+    state = training(Borrowing())
+    run(state, first(state))
+
+
+@pytest.mark.parametrize("compiled", [torch.fx.symbolic_trace, torch.jit.script])
+def test_compiled_modules_train_on_shards(compiled: Any) -> None:
+    state = training(compiled(nn.Sequential(nn.Linear(4, 2), nn.ReLU())))
+    run(state, first(state))
+    assert all(parameter.grad is not None for parameter in state.model.parameters())
 
 
 def test_a_global_generator_that_a_forward_draws_from_is_refused() -> None:

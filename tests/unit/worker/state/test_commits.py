@@ -237,7 +237,7 @@ def test_ranks_that_commit_unequally_often_are_told() -> None:
 
 def test_who_enters_a_generation_says_so_and_rank_0_tells_how_far_the_job_is() -> None:
     loader = SimpleNamespace(epoch=1, rows_processed=30, rows_total=100)
-    progress = Progress(step=0, epoch=1, rows=30, rows_total=100, rows_trained=130)
+    progress = Progress(step=0, epoch=1, rows=30, rows_total=100)
     for rank, told in ((0, [Entered(0), progress, Stepped(1)]), (1, [Entered(0), Stepped(1)])):
         with on_stage() as stage:
             state = TorchState(loader=loader)

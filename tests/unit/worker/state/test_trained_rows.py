@@ -2,41 +2,57 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import torch
 
+from spark_elastic.data import ElasticDataLoader
 from spark_elastic.worker.state.trained_rows import TrainedRows
 
 
-def at(epoch: int, rows: int) -> SimpleNamespace:
-    return SimpleNamespace(epoch=epoch, rows_processed=rows, rows_total=100)
+def entered(epoch: int = 0) -> tuple[ElasticDataLoader, TrainedRows]:
+    loader, rows = ElasticDataLoader(torch.arange(100), global_batch_size=20), TrainedRows()
+    loader.set_world(0, 1)
+    loader.set_epoch(epoch)
+    rows.enter(loader)
+    return loader, rows
 
 
-def counted(*commits: tuple[int, int], rows: TrainedRows | None = None) -> int:
-    rows = rows or TrainedRows()
-    rows.enter(at(0, 0))
-    for place in commits:
-        rows.commit(at(*place))
-    return rows.total
+def train(loader: ElasticDataLoader, batches: int, rows: TrainedRows | None = None) -> None:
+    for number, _ in enumerate(loader, 1):
+        if rows is not None:
+            rows.commit(loader)
+        if number == batches:
+            break
 
 
 def test_epochs_that_are_left_early_or_skipped_count_as_far_as_they_went() -> None:
-    assert counted((0, 20), (0, 40), (1, 20), (2, 20)) == 80
-    assert counted((0, 100), (1000, 30), (2000, 30)) == 160
+    loader, rows = entered()
+    for epoch, batches in ((0, 2), (1, 1), (1000, 5)):
+        loader.set_epoch(epoch)
+        train(loader, batches, rows)
+    assert rows.total == 40 + 20 + 100
 
 
-def test_an_epoch_that_is_trained_again_counts_again() -> None:
-    assert counted((0, 60), (0, 20), (0, 40)) == 100
-    assert counted((0, 100), (0, 0), (0, 30)) == 130
+def test_a_commit_after_the_next_epoch_was_set_counts_the_one_before() -> None:
+    loader, rows = entered()
+    train(loader, 5)
+    loader.set_epoch(1)
+    assert rows.total == 0
+    rows.commit(loader)
+    assert rows.total == 100
 
 
-def test_a_survivor_goes_on_counting_and_who_knows_no_epochs_before_counts_them_as_whole() -> None:
-    rows = TrainedRows()
-    counted((0, 20), (3, 20), rows=rows)
-    rows.enter(at(3, 20))
-    rows.commit(at(3, 40))
-    assert rows.total == 60
-    newcomer = TrainedRows()
-    newcomer.enter(at(3, 20))
-    assert newcomer.total == 320
-    rows.enter(at(2, 50))  # a durable checkpoint
-    assert rows.total == 250
+def test_a_survivor_goes_on_counting_and_counts_no_row_twice_that_no_commit_had_counted() -> None:
+    loader, rows = entered()
+    train(loader, 2, rows)
+    kept = loader.state_dict()
+    train(loader, 1)
+    loader.load_state_dict(kept)
+    rows.enter(loader)
+    train(loader, 2, rows)
+    assert rows.total == 80
+
+
+def test_who_has_not_seen_the_epochs_before_counts_them_as_whole() -> None:
+    loader, rows = entered(epoch=3)
+    train(loader, 1, rows)
+    assert rows.total == 320
