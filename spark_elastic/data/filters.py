@@ -20,7 +20,7 @@ from spark_elastic.data.filesystem import Location
 from spark_elastic.data.manifest import Manifest, RowGroup
 from spark_elastic.data.pinning import key_of
 from spark_elastic.data.predicates import PredicateBase, checked, fields_of
-from spark_elastic.data.row_values import row_values
+from spark_elastic.data.row_values import Values, column_values, row_values
 from spark_elastic.data.source import Source, each_file
 from spark_elastic.errors import DataError
 
@@ -43,11 +43,11 @@ class RowFilter:
         self.expression = None if filters is None else _expression(filters)
         self._predicate = None if predicate is None else checked(predicate)
         self._fields = [] if self._predicate is None else self._fields_of(self._predicate)
-        self._decode = None
+        self._values: Values = column_values
         if manifest.unischema and self._fields:
             from spark_elastic.data.unischema import Decoder
 
-            self._decode = Decoder(manifest.unischema, transformed=True)
+            self._values = Decoder(manifest.unischema).values
         text = "" if self.expression is None else _text(self.expression)
         # A pyarrow expression does not list its fields, so they are found in its text. A false match costs no more than reading
         # a column.
@@ -123,11 +123,9 @@ class RowFilter:
             table = table.filter(self.expression)
         if self._predicate is None or not len(table):
             return table
-        asked = table.select(self._fields)
-        if self._decode is not None:
-            asked = self._decode(asked, where)
+        rows = row_values(table.select(self._fields), where, self._values)
         try:
-            included = [bool(self._predicate.do_include(values)) for values in row_values(asked)]
+            included = [bool(self._predicate.do_include(values)) for values in rows]
         except Exception as failure:
             raise DataError(f"{where}: predicate raised {type(failure).__name__}: {failure}") from failure
         return table.filter(pa.array(included, pa.bool_()))

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
 
 from spark_elastic.data.convert import shaped
 
-
-def row_values(table: pa.Table) -> Iterator[dict[str, object]]:
-    """Yield each row as a dict. A null is None, or NaN in a column of fractional numbers; times are datetime64[ns]."""
-    columns = [_values(column.combine_chunks()) for column in table.columns]
-    for row in zip(*columns, strict=True):
-        yield dict(zip(table.column_names, row, strict=True))
+Values = Callable[[pa.Array, str, str], Sequence[object]]
 
 
-def _values(column: pa.Array | pa.ChunkedArray) -> Sequence[object]:
-    if isinstance(column, pa.ChunkedArray):  # older releases of pyarrow combine extension types to this
-        column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+def column_values(column: pa.Array, name: str, where: str) -> Sequence[object]:
+    """Return a column's values. A null is None, or NaN in a column of fractional numbers; times are datetime64[ns]."""
     kind = column.type
     if isinstance(kind, pa.FixedShapeTensorType):
         rows = iter(shaped(np.asarray(column.storage.flatten()), kind))
@@ -32,13 +26,19 @@ def _values(column: pa.Array | pa.ChunkedArray) -> Sequence[object]:
         return list(column.to_numpy(zero_copy_only=False))
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         return [item.values.to_numpy(zero_copy_only=False) if item.is_valid else None for item in column]
-    if pa.types.is_struct(kind) and [field.name for field in kind] == ["data", "shape"]:
-        return [_shaped(item) if item.is_valid else None for item in column]
     return list(column.to_pylist())
 
 
-def _shaped(item: pa.StructScalar) -> np.ndarray:
-    """Return an array from the struct by which Petastorm's ``Decoder`` represents arrays of several shapes."""
-    values: np.ndarray = item["data"].values.to_numpy(zero_copy_only=False)
-    shaped: np.ndarray = values.reshape(item["shape"].as_py())
-    return shaped
+def row_values(table: pa.Table, where: str, values: Values = column_values) -> Iterator[dict[str, object]]:
+    """Convert a table's columns by ``values(column, name, where)``, and return an iterator over its rows as dicts."""
+    names = table.column_names
+    columns = [values(whole(column), name, where) for name, column in zip(names, table.columns, strict=True)]
+    return (dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True))
+
+
+def whole(column: pa.ChunkedArray) -> pa.Array:
+    """Return a column as one array."""
+    column = column.combine_chunks()
+    if isinstance(column, pa.ChunkedArray):  # older releases of pyarrow combine extension types to this
+        return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+    return column

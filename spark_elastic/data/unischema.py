@@ -7,10 +7,11 @@ foreign code runs, and neither petastorm nor pyspark is needed.
 from __future__ import annotations
 
 import collections
+import contextlib
 import io
 import pickle
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
@@ -19,20 +20,39 @@ import pyarrow as pa
 
 from spark_elastic.data.column_choice import Columns, choose_columns
 from spark_elastic.data.images import decode_image
+from spark_elastic.data.row_values import column_values, whole
 from spark_elastic.errors import DataError
 
 _NUMBERS = ("bool_", "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 _FLOATS = ("float16", "float32", "float64")
 _OTHERS = ("str_", "unicode_", "bytes_", "string_", "datetime64", "object_")
 PETASTORM_PACKAGES = ("petastorm", "av.experimental.deepdrive.dataset_toolkit", "av.ml.dataset_toolkit")
+# The names under which several releases of Python and NumPy pickle the same type.
+_KINDS = {
+    "int": "int64",
+    "long": "int64",
+    "float": "float64",
+    "bool_": "bool",
+    "str": "str_",
+    "unicode": "str_",
+    "unicode_": "str_",
+    "bytes": "bytes_",
+    "string_": "bytes_",
+}
+_TEXTS = {"str_": pa.string(), "bytes_": pa.binary()}
+_SCALARS = ("", "ScalarCodec")
 _CODECS = ("ScalarCodec", "NdarrayCodec", "CompressedNdarrayCodec", "CompressedImageCodec")
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field: NumPy dtype (None if not a number), shape with None for free dimensions, and the codec's name or ""."""
+    """One field: shape with None for free dimensions, and the codec's name or "".
+
+    ``kind`` is the name of its NumPy type, such as "str_", or of another class; ``dtype`` is None if it is not a number.
+    """
 
     name: str
+    kind: str
     dtype: np.dtype | None
     shape: tuple[int | None, ...]
     codec: str
@@ -136,13 +156,13 @@ def read_fields(pickled: bytes) -> list[Field]:
 
 def _field(raw: _UnischemaField) -> Field:
     name = raw.numpy_dtype.name if isinstance(raw.numpy_dtype, _Type) else ""
-    plain = {"int": "int64", "long": "int64", "float": "float64", "bool": "bool_"}.get(name, name)
-    dtype = np.dtype(plain.rstrip("_")) if plain in (*_NUMBERS, *_FLOATS) else None
+    kind = _KINDS.get(name, name)
+    dtype = np.dtype(kind) if kind in (*_NUMBERS, *_FLOATS) else None
     codec = type(raw.codec).__name__ if raw.codec is not None else ""
     if codec and codec not in _CODECS:
         raise ValueError(f"field {raw.name!r} has codec {codec}")
     shape = tuple(None if size is None else int(size) for size in raw.shape or ())
-    return Field(str(raw.name), dtype, shape, codec, bool(raw.nullable))
+    return Field(str(raw.name), kind, dtype, shape, codec, bool(raw.nullable))
 
 
 class Decoder:
@@ -150,7 +170,7 @@ class Decoder:
 
     Fields of a fixed shape become fixed-shape tensors. Fields with one free dimension become lists. With more dimensions, a
     ``transform`` gets a struct of ``data`` (a flat list) and ``shape``; without a transform, all arrays of a dataset must have
-    the same shape.
+    the same shape. A ``transform`` gets arrays of text and bytes as lists, and those of other types without numbers as stored.
     """
 
     def __init__(self, pickled: bytes, *, transformed: bool = False) -> None:
@@ -179,41 +199,34 @@ class Decoder:
         """Return the table with every encoded column decoded. Raises DataError naming column and row group."""
         for place, name in enumerate(table.column_names):
             field = self.fields.get(name)
-            if field is None or field.dtype is None:
+            if field is None or (field.dtype is None and (field.codec in _SCALARS or field.kind not in _TEXTS)):
                 continue
-            column = table.column(place).combine_chunks()
-            if isinstance(column, pa.ChunkedArray):
-                column = pa.concat_arrays(column.chunks)
-            try:
-                decoded = self._decode(field, column)
-            except DataError as failure:
-                raise DataError(f"{where}: column {name!r}: {failure}") from failure
-            except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, pa.ArrowException) as failure:
-                raise DataError(f"{where}: column {name!r} cannot be decoded ({field.codec}): {failure}") from failure
-            table = table.set_column(place, name, decoded)
+            with _naming(field, where):
+                table = table.set_column(place, name, self._decode(field, whole(table.column(place))))
         return table
 
+    def values(self, column: pa.Array, name: str, where: str) -> Sequence[object]:
+        """Return a column's values as Petastorm's ``make_reader`` gives them. Raises DataError naming column and row group."""
+        field = self.fields.get(name)
+        if field is None:
+            return column_values(column, name, where)
+        with _naming(field, where):
+            if field.codec not in _SCALARS:
+                return list(_arrays(field, column))
+            return column_values(column if field.dtype is None else _cast(field, column), name, where)
+
     def _decode(self, field: Field, column: pa.Array) -> pa.Array:
-        if field.codec in ("", "ScalarCodec"):
+        if field.codec in _SCALARS:
             return _cast(field, column)
-        plain = _same_headers(field, column) if field.codec == "NdarrayCodec" and not column.null_count else None
-        if plain is not None:
-            return self._assemble(field, list(plain) if None in field.shape else plain)
-        one: Callable[[bytes], np.ndarray] = {
-            "NdarrayCodec": lambda data: np.load(io.BytesIO(data), allow_pickle=False),
-            "CompressedNdarrayCodec": lambda data: np.load(io.BytesIO(data), allow_pickle=False)["arr"],
-            "CompressedImageCodec": decode_image,
-        }[field.codec]
-        values = [None if data is None else one(data) for data in column.to_pylist()]
-        for value in values:
-            _check(field, value)
-        if None not in field.shape and not column.null_count and values:
-            return self._assemble(field, np.stack(values))  # type: ignore[arg-type]
+        values = _arrays(field, column)
+        if field.dtype is None or None in field.shape:
+            return self._assemble(field, list(values))
+        if isinstance(values, list) and not column.null_count and values:
+            values = np.stack(values)  # type: ignore[arg-type]
         return self._assemble(field, values)
 
     def _assemble(self, field: Field, values: np.ndarray | list[np.ndarray | None]) -> pa.Array:
-        assert field.dtype is not None
-        kind = pa.from_numpy_dtype(field.dtype)
+        kind = _TEXTS[field.kind] if field.dtype is None else pa.from_numpy_dtype(field.dtype)
         if isinstance(values, np.ndarray):
             return _tensors(values.astype(field.dtype, copy=False))
         if len(field.shape) == 1 or None not in field.shape:
@@ -228,15 +241,42 @@ class Decoder:
         return _tensors(np.stack(values).astype(field.dtype, copy=False))  # type: ignore[arg-type]
 
 
+@contextlib.contextmanager
+def _naming(field: Field, where: str) -> Iterator[None]:
+    """Turn failures to decode a field into a DataError that names the column and row group."""
+    try:
+        yield
+    except DataError as failure:
+        raise DataError(f"{where}: column {field.name!r}: {failure}") from failure
+    except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, pa.ArrowException) as failure:
+        raise DataError(f"{where}: column {field.name!r} cannot be decoded ({field.codec}): {failure}") from failure
+
+
+def _arrays(field: Field, column: pa.Array) -> np.ndarray | list[np.ndarray | None]:
+    """Return an encoded column's arrays as one, if that is fast, else as a list, with None for a null."""
+    plain = _same_headers(field, column) if field.codec == "NdarrayCodec" and not column.null_count else None
+    if plain is not None:
+        return plain
+    one: Callable[[bytes], np.ndarray] = {
+        "NdarrayCodec": lambda data: np.load(io.BytesIO(data), allow_pickle=False),
+        "CompressedNdarrayCodec": lambda data: np.load(io.BytesIO(data), allow_pickle=False)["arr"],
+        "CompressedImageCodec": decode_image,
+    }[field.codec]
+    values = [None if data is None else one(data) for data in column.to_pylist()]
+    for value in values:
+        _check(field, value)
+    return values
+
+
 def _check(field: Field, value: np.ndarray | None) -> None:
     if value is None:
         return
     fits = len(value.shape) == len(field.shape) and all(
         wanted is None or wanted == size for wanted, size in zip(field.shape, value.shape, strict=True)
     )
-    if not fits or value.dtype != field.dtype:
+    if not fits or (field.dtype is not None and value.dtype != field.dtype):
         raise DataError(
-            f"a value is {value.dtype} of shape {value.shape}, the schema says {field.dtype} of {field.shape}"
+            f"a value is {value.dtype} of shape {value.shape}, the schema says {field.kind} of {field.shape}"
         )
 
 

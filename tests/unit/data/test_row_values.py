@@ -48,5 +48,10 @@ def test_a_predicate_is_given_tensors_in_their_logical_order_and_none_for_a_null
     kind = pa.fixed_shape_tensor(pa.int64(), [2, 2], permutation=[1, 0])
     stored = pa.array([[1, 2, 3, 4], None, [5, 6, 7, 8]], pa.list_(pa.int64(), 4))
     table = pa.table({"x": pa.ExtensionArray.from_storage(kind, stored)})
-    first, null, last = (row["x"] for row in row_values(table))
+    first, null, last = (row["x"] for row in row_values(table, "here"))
     assert (first.tolist(), null, last.tolist()) == ([[1, 3], [2, 4]], None, [[5, 7], [6, 8]])
+
+
+def test_a_struct_of_data_and_shape_that_is_no_array_is_a_dict() -> None:
+    image = {"data": b"xx", "shape": [1, 2]}
+    assert list(row_values(pa.table({"image": [image, None]}), "here")) == [{"image": image}, {"image": None}]

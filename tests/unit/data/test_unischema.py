@@ -21,6 +21,7 @@ import torch
 
 from spark_elastic.data import ParquetLoader
 from spark_elastic.data.manifest import UNISCHEMA_KEY
+from spark_elastic.data.predicates import in_lambda
 from spark_elastic.data.unischema import read_fields
 from spark_elastic.errors import DataError
 
@@ -179,6 +180,73 @@ def test_free_dimensions_are_made_equal_by_a_transform(foreign: Any, tmp_path: P
     (batch,) = ParquetLoader(root, 100, shuffle=False, transform=first_row)
     assert batch["first"].tolist() == list(range(20))
     assert batch["rows"].tolist() == [len(value) for value in values]
+
+
+def seen_by_a_predicate(root: Path, column: str) -> list[Any]:
+    seen: list[Any] = []
+    ParquetLoader(root, 4, columns=["id"], predicate=in_lambda([column], lambda value: seen.append(value) or True))
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("kind", "arrays"),
+    [
+        (np.str_, [np.array([], "U1"), np.array(["a", "größe"]), None]),
+        (np.str_, [np.array(["a", "b"])] * 3),
+        (np.bytes_, [np.array([b"x", b"yz"]), None, np.array([], "S2")]),
+        (np.datetime64, [np.array(["2020-01-02"], "M8[D]"), np.array(["2020-01-02T03"], "M8[h]")]),
+        (np.float32, [np.array([1, 2], np.float32), None]),
+    ],
+)
+@pytest.mark.parametrize(("codec", "encode"), [("NdarrayCodec", saved), ("CompressedNdarrayCodec", zipped)])
+def test_a_predicate_gets_arrays_of_every_type(
+    foreign: Any, tmp_path: Path, kind: Any, arrays: list[Any], codec: str, encode: Any
+) -> None:
+    fields = [("id", np.int64, (), None, False), ("v", kind, (None,), getattr(foreign, codec)(), True)]
+    stored = [None if array is None else encode(array) for array in arrays]
+    table = pa.table({"id": range(len(arrays)), "v": pa.array(stored, pa.binary())})
+    found = seen_by_a_predicate(materialize(tmp_path / "d", pickled(foreign, fields), table), "v")
+    for value, array in zip(found, arrays, strict=True):
+        assert (value is None) == (array is None)
+        if array is not None:
+            assert (value.dtype, value.tolist()) == (array.dtype, array.tolist())
+
+
+def test_a_transform_gets_arrays_of_text_as_lists(foreign: Any, tmp_path: Path) -> None:
+    tags = [np.array([f"t{place}" for place in range(row % 3)], "U4") for row in range(6)]
+    days = saved(np.array(["2020-01-02"], "M8[D]"))
+    fields = [
+        ("tags", np.str_, (None,), foreign.NdarrayCodec(), False),
+        ("words", np.bytes_, (None,), foreign.CompressedNdarrayCodec(), False),
+        ("table", np.str_, (None, None), foreign.NdarrayCodec(), False),
+        ("days", np.datetime64, (1,), foreign.NdarrayCodec(), False),
+    ]
+    table = pa.table(
+        {
+            "tags": [saved(each) for each in tags],
+            "words": [zipped(each.astype("S4")) for each in tags],
+            "table": [saved(each[:, None]) for each in tags],
+            "days": [days] * 6,
+        }
+    )
+    seen: list[dict[str, Any]] = []
+
+    def count(table: pa.Table) -> dict[str, Any]:
+        seen.extend(table.to_pylist())
+        return {"count": pc.list_value_length(table["tags"])}
+
+    root = materialize(tmp_path / "d", pickled(foreign, fields), table)
+    counts = [count for batch in ParquetLoader(root, 4, transform=count, shuffle=False) for count in batch["count"]]
+    assert counts == [len(each) for each in tags]
+    assert seen == [
+        {
+            "tags": each.tolist(),
+            "words": each.astype("S4").tolist(),
+            "table": {"data": each.tolist(), "shape": [len(each), 1]},
+            "days": days,
+        }
+        for each in tags
+    ]
 
 
 def test_a_null_in_an_encoded_column_is_named(foreign: Any, tmp_path: Path) -> None:
