@@ -6,7 +6,8 @@ predicate is called for each row, which takes microseconds each time: conditions
 
 Values have the type of their column: a NumPy number, a string, an array for a list or an encoded array. A null is None, or NaN
 if the column has fractional numbers. A timestamp is a datetime64[ns], in UTC if its column has a time zone; a date is a
-``datetime.date``, in a list a datetime64. A predicate's answer must depend on the values alone, and always be the same.
+``datetime.date``, in a list a datetime64. In a dataset of Petastorm's, a timestamp is a datetime64[us] and a date a
+datetime64[D], as in its ``make_reader``. A predicate's answer must depend on the values alone, and always be the same.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import hashlib
 import itertools
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import date, datetime
 from typing import Any
 
@@ -33,6 +34,8 @@ __all__ = [
     "in_set",
 ]
 
+_UNITS = ("ns", "us")  # nanoseconds reach from 1678 to 2262 only
+
 
 class PredicateBase(ABC):
     """Base class for conditions on rows. Any object with these two methods is a predicate, too."""
@@ -49,8 +52,9 @@ class PredicateBase(ABC):
 class in_set(PredicateBase):
     """Passes rows whose value is in a set.
 
-    inclusion_values: the values that pass. A ``datetime`` without a time zone passes the timestamps equal to it, a ``date`` those
-    at its midnight. predicate_field: the name of the column. Its values have to be hashable.
+    inclusion_values: the values that pass. A ``datetime`` without a time zone, a ``date`` and a datetime64 pass the timestamps
+    and dates of the same time, which is its midnight for a date. predicate_field: the name of the column. Its values have to be
+    hashable.
     """
 
     def __init__(self, inclusion_values: Iterable[object], predicate_field: str) -> None:
@@ -61,8 +65,7 @@ class in_set(PredicateBase):
         """
         if isinstance(inclusion_values, str):
             raise ValueError(f"inclusion_values must be several values, not the string {inclusion_values!r}")
-        given = frozenset(inclusion_values)
-        self._values = given | {_as_timestamp(value) for value in given}
+        self._values = frozenset(_as_timestamp(value, _UNITS) for value in _without_zones(inclusion_values))
         self._field = _name(predicate_field)
 
     def __getstate__(self) -> dict[str, object]:
@@ -79,7 +82,7 @@ class in_set(PredicateBase):
 
     def do_include(self, values: Mapping[str, object]) -> bool:
         """Return whether the value is in the set."""
-        return values[self._field] in self._values
+        return _as_timestamp(values[self._field], _UNITS) in self._values
 
 
 class in_intersection(PredicateBase):
@@ -96,7 +99,7 @@ class in_intersection(PredicateBase):
         """
         if isinstance(inclusion_values, str):
             raise ValueError(f"inclusion_values must be several values, not the string {inclusion_values!r}")
-        self._values = sorted((_as_timestamp(value) for value in inclusion_values), key=_sort_key)  # a set has no order
+        self._values = sorted(map(_as_timestamp, _without_zones(inclusion_values)), key=_sort_key)  # a set has no order
         self._field = _name(predicate_field)
 
     def get_fields(self) -> set[str]:
@@ -250,21 +253,32 @@ def fields_of(predicate: PredicateBase) -> set[str]:
     return fields
 
 
-def _as_timestamp(value: Any) -> Any:
-    """Return a time or date in nanoseconds, like the values of a timestamp column, and anything else unchanged."""
+def _without_zones(values: Iterable[object]) -> Iterator[object]:
+    """Yield the values of a set. Raises ValueError for a time with a zone."""
+    for value in values:
+        if type(value) is datetime and value.tzinfo is not None:
+            raise ValueError(
+                f"inclusion_values: {value!r} has a time zone; give it without one, in UTC if its column has one"
+            )
+        yield value
+
+
+def _as_timestamp(value: Any, units: Sequence[str] = ("ns",)) -> Any:
+    """Return a time or date in the first unit that has it exactly, and anything else unchanged.
+
+    Equal times of different units have different hashes in releases of NumPy before 2.
+    """
     if isinstance(value, np.datetime64):
-        time = value  # before NumPy 2, equal times of different units have different hashes
-    elif type(value) not in (date, datetime):
-        return value
-    elif isinstance(value, datetime) and value.tzinfo is not None:
-        raise ValueError(
-            f"inclusion_values: {value!r} has a time zone; give it without one, in UTC if its column has one"
-        )
-    else:
+        time = value
+    elif type(value) is date or (type(value) is datetime and value.tzinfo is None):
         time = np.datetime64(value, "us")
-    found = time.astype("M8[ns]")
-    # NumPy wraps around beyond the range of nanoseconds, where no timestamp can be equal.
-    return found if found.astype(time.dtype) == time else value
+    else:
+        return value
+    for unit in units:
+        found = time.astype(f"M8[{unit}]")
+        if found.astype(time.dtype) == time:  # NumPy wraps around beyond a unit's range
+            return found
+    return value
 
 
 def _sort_key(value: object) -> tuple[str, str]:

@@ -130,12 +130,17 @@ def test_times_without_a_zone_are_found_in_timestamps(tmp_path: Path, unit: str,
         assert passing(in_set(values, "t")) == expected
         if datetime(3000, 1, 1) not in values:
             assert passing(in_intersection(values, "ts")) == expected
-    assert passing(in_set([date(2020, 1, 3)], "day")) == [1]
+    for day in (date(2020, 1, 3), datetime(2020, 1, 3), np.datetime64("2020-01-03"), np.datetime64("2020-01-03", "ns")):
+        assert passing(in_set([day], "day")) == [1]
+        assert passing(in_negate(in_set([day], "day"))) == [0, 2, 3]
+    assert passing(in_set([None], "day")) == [2]
 
 
-def test_nanoseconds_do_not_reach_the_year_3000(dataset: Path) -> None:
-    wrapped = np.datetime64(datetime(3000, 1, 1), "ns")
-    assert not in_set([datetime(3000, 1, 1)], "t").do_include({"t": wrapped})
+def test_nanoseconds_do_not_reach_the_year_3000() -> None:
+    time = datetime(3000, 1, 1)
+    for far in (time, date(3000, 1, 1), np.datetime64("3000-01-01")):
+        assert not in_set([far], "t").do_include({"t": np.datetime64(time, "ns")})  # which has wrapped around
+        assert in_set([far], "t").do_include({"t": np.datetime64(time, "us")})
 
 
 @pytest.mark.parametrize("make", [in_set, in_intersection])
