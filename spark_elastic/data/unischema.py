@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from spark_elastic.data.column_choice import Columns, choose_columns
 from spark_elastic.data.images import decode_image
-from spark_elastic.data.row_values import column_values, whole
+from spark_elastic.data.row_values import column_values, times_of, whole
 from spark_elastic.errors import DataError
 
 _NUMBERS = ("bool_", "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
@@ -213,6 +213,10 @@ class Decoder:
         with _naming(field, where):
             if field.codec not in _SCALARS:
                 return list(_arrays(field, column))
+            if field.kind == "datetime64" and pa.types.is_timestamp(column.type):
+                return times_of(column, "us")
+            if field.kind == "datetime64" and pa.types.is_date(column.type):
+                return times_of(column, "D")
             return column_values(column if field.dtype is None else _cast(field, column), name, where)
 
     def _decode(self, field: Field, column: pa.Array) -> pa.Array:

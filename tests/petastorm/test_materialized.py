@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import datetime
+import json
+import pickle
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from data_worlds import write_dataset
@@ -19,10 +23,11 @@ petastorm = pytest.importorskip("petastorm")
 from petastorm import make_reader  # noqa: E402
 from petastorm.codecs import CompressedImageCodec, CompressedNdarrayCodec, NdarrayCodec, ScalarCodec  # noqa: E402
 from petastorm.etl.dataset_metadata import materialize_dataset  # noqa: E402
+from petastorm.predicates import in_pseudorandom_split  # noqa: E402
 from petastorm.transform import TransformSpec  # noqa: E402
 from petastorm.unischema import Unischema, UnischemaField, dict_to_spark_row  # noqa: E402
 
-from spark_elastic.data import ParquetLoader  # noqa: E402
+from spark_elastic.data import ParquetLoader, predicates  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -96,6 +101,71 @@ def materialized(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def nothing_stays_behind() -> Iterator[None]:
     with nothing_left():
         yield
+
+
+@pytest.fixture(scope="module")
+def described(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Rows with texts, times and arrays of text."""
+    schema = Unischema(
+        "Described",
+        [
+            UnischemaField("id", np.int64, (), None, False),
+            UnischemaField("name", np.str_, (), None, True),
+            UnischemaField("price", Decimal, (), None, False),
+            UnischemaField("time", np.datetime64, (), None, False),
+            UnischemaField("day", np.datetime64, (), None, True),
+            UnischemaField("tags", np.str_, (None,), NdarrayCodec(), True),
+            UnischemaField("words", np.bytes_, (None,), CompressedNdarrayCodec(), False),
+        ],
+    )
+    rows = range(40)
+    tags = [np.array([f"t{place}" for place in range(row % 4)], "U4") for row in rows]
+    encoded = [schema.tags.codec.encode(schema.tags, tag) for tag in tags]
+    words = [schema.words.codec.encode(schema.words, tag.astype("S4")) for tag in tags]
+    time = datetime.datetime(2021, 1, 1)
+    table = pa.table(
+        {
+            "id": rows,
+            "name": [f"r{row}" if row % 5 else None for row in rows],
+            "price": [Decimal(row) / 4 for row in rows],
+            "time": pa.array([time + datetime.timedelta(seconds=row, microseconds=row) for row in rows]),
+            "day": pa.array([time.date() + datetime.timedelta(row % 6) if row % 7 else None for row in rows]),
+            "tags": pa.array([bytes(tag) if row % 9 else None for row, tag in enumerate(encoded)], pa.binary()),
+            "words": pa.array(map(bytes, words), pa.binary()),
+        }
+    )
+    root = tmp_path_factory.mktemp("described") / "dataset"
+    root.mkdir()
+    pq.write_table(table, root / "part-0.parquet", row_group_size=16)
+    metadata = {
+        b"dataset-toolkit.unischema.v1": pickle.dumps(schema),
+        b"dataset-toolkit.num_row_groups_per_file.v1": json.dumps({"part-0.parquet": 3}).encode(),
+    }
+    pq.write_metadata(table.schema.with_metadata(metadata), root / "_common_metadata")
+    return root
+
+
+@pytest.mark.parametrize("name", ["id", "name", "price", "time", "day", "tags", "words"])
+def test_predicates_get_the_values_of_petastorms_reader_and_split_by_them_alike(described: Path, name: str) -> None:
+    seen: dict[int, Any] = {}
+
+    def see(row: int, value: Any) -> bool:
+        seen[int(row)] = value
+        return True
+
+    ParquetLoader(described, 16, columns=["id"], predicate=predicates.in_lambda(["id", name], see))
+    with make_reader(f"file://{described}", reader_pool_type="dummy") as reader:
+        expected = {int(row.id): getattr(row, name) for row in reader}
+    assert seen.keys() == expected.keys()
+    for row, value in expected.items():
+        assert str(seen[row]) == str(value)
+        if name != "name":  # a str_ there, and a str here
+            assert getattr(seen[row], "dtype", None) == getattr(value, "dtype", None)
+    split = in_pseudorandom_split([0.5, 0.3], 0, name)
+    with make_reader(f"file://{described}", reader_pool_type="dummy", predicate=split) as reader:
+        passing = sorted(int(row.id) for row in reader)
+    ours = ParquetLoader(described, 16, columns=["id"], predicate=predicates.in_pseudorandom_split([0.5, 0.3], 0, name))
+    assert sorted(row for batch in ours for row in batch["id"].tolist()) == passing
 
 
 @pytest.mark.parametrize("options", POOLS)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import types
 from collections.abc import Callable
+from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -210,6 +211,22 @@ def test_a_predicate_gets_arrays_of_every_type(
         assert (value is None) == (array is None)
         if array is not None:
             assert (value.dtype, value.tolist()) == (array.dtype, array.tolist())
+
+
+def test_a_predicate_gets_times_and_dates_in_petastorms_units(foreign: Any, tmp_path: Path) -> None:
+    fields = [("id", np.int64, (), None, False), *((name, np.datetime64, (), None, True) for name in ("time", "day"))]
+    times = [datetime(2020, 1, 2, 3, 4, 5, 6), None, datetime(3000, 1, 1)]
+    days = pa.array([time and time.date() for time in times])
+    stored = {"id": range(3), "time": pa.array(times, pa.timestamp("us", "UTC")), "day": days}
+    root = materialize(tmp_path / "d", pickled(foreign, fields), pa.table(stored))
+    assert [str(time) for time in seen_by_a_predicate(root, "time")] == [
+        "2020-01-02T03:04:05.000006",
+        "None",
+        "3000-01-01T00:00:00.000000",
+    ]
+    found = seen_by_a_predicate(root, "day")
+    assert found == [np.datetime64("2020-01-02"), None, np.datetime64("3000-01-01")]
+    assert [getattr(day, "dtype", None) for day in found] == [np.dtype("M8[D]"), None, np.dtype("M8[D]")]
 
 
 def test_a_transform_gets_arrays_of_text_as_lists(foreign: Any, tmp_path: Path) -> None:
