@@ -131,7 +131,8 @@ class Manifest(Sequence[RowGroup]):
         """The types of Hive partition columns: int64 if all values are whole numbers, else float64 if possible, else string.
 
         A float64 must not change a whole number, because the large ids of two partitions could become one. Columns that are
-        also in the files are read from there. A selection has the columns of the whole dataset.
+        also in the files are read from there. A selection has the columns of the whole dataset. Texts and numbers of Petastorm's
+        schema have the types that it gives; DataError is raised for values that do not fit.
         """
         if self.dataset is not None:
             return self.dataset.partition_types
@@ -139,7 +140,19 @@ class Manifest(Sequence[RowGroup]):
         for name, value in {pair for group in self.row_groups for pair in group.partition}:
             if name not in self.schema.names:
                 values.setdefault(name, set()).update(() if value is None else (value,))
-        return {name: _narrowest(found) for name, found in values.items()}
+        types = {name: _narrowest(found) for name, found in values.items()}
+        if types and self.unischema:
+            from spark_elastic.data.unischema import scalar_types
+
+            types |= {name: kind for name, kind in scalar_types(self.unischema).items() if name in types}
+        for name, kind in types.items():
+            try:
+                pa.array(sorted(values[name]), pa.string()).cast(kind)
+            except pa.ArrowInvalid as failure:
+                raise DataError(
+                    f"{self.name}: the Hive partition {name!r} is {kind} in Petastorm's schema: {failure}"
+                ) from failure
+        return types
 
     @functools.cached_property
     def fingerprint(self) -> str:

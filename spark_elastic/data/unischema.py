@@ -165,6 +165,19 @@ def _field(raw: _UnischemaField) -> Field:
     return Field(str(raw.name), kind, dtype, shape, codec, bool(raw.nullable))
 
 
+def scalar_types(pickled: bytes) -> dict[str, pa.DataType]:
+    """Return the Arrow types of the fields that are single texts and numbers. Raises as ``read_fields`` does."""
+    types = {}
+    for field in read_fields(pickled):
+        if field.shape or field.codec not in _SCALARS:
+            continue
+        if field.kind == "str_":
+            types[field.name] = pa.string()
+        elif field.dtype is not None:  # some releases of pyarrow make no half floats of texts
+            types[field.name] = pa.float32() if field.kind == "float16" else pa.from_numpy_dtype(field.dtype)
+    return types
+
+
 class Decoder:
     """Decodes the columns of a Petastorm dataset, a table at a time.
 

@@ -229,6 +229,42 @@ def test_a_predicate_gets_times_and_dates_in_petastorms_units(foreign: Any, tmp_
     assert [getattr(day, "dtype", None) for day in found] == [np.dtype("M8[D]"), None, np.dtype("M8[D]")]
 
 
+@pytest.mark.parametrize(
+    ("kind", "texts", "values"),
+    [
+        (np.str_, ["01", "02"], ["01", "02"]),
+        (np.str_, ["1.5", "__HIVE_DEFAULT_PARTITION__"], ["1.5", None]),
+        (np.float64, ["1", "2"], [1.0, 2.0]),
+        (np.uint8, ["1", "200"], [1, 200]),
+    ],
+)
+def test_a_partition_has_the_type_of_its_field(
+    foreign: Any, tmp_path: Path, kind: Any, texts: list[str], values: list[Any]
+) -> None:
+    schema = pickled(foreign, [("id", np.int64, (), None, False), ("p", kind, (), scalar(foreign), True)])
+    for number, text in enumerate(texts):
+        folder = tmp_path / f"p={text}"
+        folder.mkdir()
+        pq.write_table(pa.table({"id": [number]}), folder / "part.parquet")
+    pq.write_metadata(
+        pa.schema([("id", pa.int64())]).with_metadata({UNISCHEMA_KEY: schema}), tmp_path / "_common_metadata"
+    )
+    found = sorted(seen_by_a_predicate(tmp_path, "p"), key=str)  # the files are read on several threads
+    assert (found, set(map(type, found)) - {str, type(None)}) == (values, {kind} - {np.str_})
+    assert ParquetLoader(tmp_path, 1, columns=["id"], filters=[("p", "=", values[0])]).rows_total == 1
+
+
+def test_a_partition_that_is_not_what_the_schema_says_is_named(foreign: Any, tmp_path: Path) -> None:
+    (tmp_path / "p=x").mkdir()
+    pq.write_table(pa.table({"id": [1]}), tmp_path / "p=x" / "part.parquet")
+    schema = pickled(foreign, [("id", np.int64, (), None, False), ("p", np.int32, (), scalar(foreign), False)])
+    pq.write_metadata(
+        pa.schema([("id", pa.int64())]).with_metadata({UNISCHEMA_KEY: schema}), tmp_path / "_common_metadata"
+    )
+    with pytest.raises(DataError, match=r"the Hive partition 'p' is int32 in Petastorm's schema: .*'x'"):
+        ParquetLoader(tmp_path, 1, columns=["id"])
+
+
 def test_a_transform_gets_arrays_of_text_as_lists(foreign: Any, tmp_path: Path) -> None:
     tags = [np.array([f"t{place}" for place in range(row % 3)], "U4") for row in range(6)]
     days = saved(np.array(["2020-01-02"], "M8[D]"))
