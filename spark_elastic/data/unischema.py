@@ -25,12 +25,15 @@ from spark_elastic.errors import DataError
 
 _NUMBERS = ("bool_", "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 _FLOATS = ("float16", "float32", "float64")
-_OTHERS = ("str_", "unicode_", "bytes_", "string_", "datetime64", "object_")
+_OTHERS = ("str_", "unicode_", "bytes_", "string_", "datetime64", "timedelta64", "object_", "void")
+_WIDE = ("longlong", "ulonglong", "longdouble", "complex64", "complex128", "clongdouble")
 PETASTORM_PACKAGES = ("petastorm", "av.experimental.deepdrive.dataset_toolkit", "av.ml.dataset_toolkit")
 # The names under which several releases of Python and NumPy pickle the same type.
 _KINDS = {
     "int": "int64",
     "long": "int64",
+    "longlong": "int64",
+    "ulonglong": "uint64",
     "float": "float64",
     "bool_": "bool",
     "str": "str_",
@@ -125,7 +128,7 @@ class _Unpickler(pickle.Unpickler):
             return _UnischemaField
         if package in PETASTORM_PACKAGES and last == "codecs" and name in _CODECS:
             return _stand_in(name)
-        if module == "numpy" and name in (*_NUMBERS, *_FLOATS, *_OTHERS):
+        if module == "numpy" and name in (*_NUMBERS, *_FLOATS, *_OTHERS, *_WIDE):
             return _Type(name)
         if module == "pyspark.sql.types" and name.isidentifier() and name.endswith("Type"):
             return _stand_in(name)
@@ -273,16 +276,21 @@ def _arrays(field: Field, column: pa.Array) -> np.ndarray | list[np.ndarray | No
     """Return an encoded column's arrays as one, if that is fast, else as a list, with None for a null."""
     plain = _same_headers(field, column) if field.codec == "NdarrayCodec" and not column.null_count else None
     if plain is not None:
-        return plain
+        return _native(plain)
     one: Callable[[bytes], np.ndarray] = {
         "NdarrayCodec": lambda data: np.load(io.BytesIO(data), allow_pickle=False),
         "CompressedNdarrayCodec": lambda data: np.load(io.BytesIO(data), allow_pickle=False)["arr"],
         "CompressedImageCodec": decode_image,
     }[field.codec]
-    values = [None if data is None else one(data) for data in column.to_pylist()]
+    values = [None if data is None else _native(one(data)) for data in column.to_pylist()]
     for value in values:
         _check(field, value)
     return values
+
+
+def _native(values: np.ndarray) -> np.ndarray:
+    """Return an array in this machine's byte order, which Arrow needs."""
+    return values.astype(values.dtype.newbyteorder("="), copy=False)
 
 
 def _check(field: Field, value: np.ndarray | None) -> None:
@@ -310,7 +318,7 @@ def _same_headers(field: Field, column: pa.Array) -> np.ndarray | None:
     offsets = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
     lengths = np.diff(offsets)
     first = np.load(io.BytesIO(column[0].as_py()), allow_pickle=False)
-    _check(field, first)
+    _check(field, _native(first))
     header = int(lengths[0]) - first.nbytes
     if (lengths != lengths[0]).any() or not first.flags.c_contiguous or not first.nbytes:
         return None

@@ -213,6 +213,42 @@ def test_a_predicate_gets_arrays_of_every_type(
             assert (value.dtype, value.tolist()) == (array.dtype, array.tolist())
 
 
+@pytest.mark.parametrize(
+    ("kind", "array"),
+    [(np.complex64, np.array([1, 2j], np.complex64)), (np.timedelta64, np.array([1, 2], "m8[s]"))],
+)
+def test_fields_of_types_without_tensors_leave_the_others_readable(
+    foreign: Any, tmp_path: Path, kind: Any, array: np.ndarray
+) -> None:
+    fields = [("id", np.int64, (), None, False), ("v", kind, (2,), foreign.NdarrayCodec(), False)]
+    table = pa.table({"id": range(3), "v": [saved(array)] * 3})
+    root = materialize(tmp_path / "d", pickled(foreign, fields), table)
+    assert [batch["id"].tolist() for batch in ParquetLoader(root, 4, shuffle=False)] == [[0, 1, 2]]
+    assert [value.tolist() for value in seen_by_a_predicate(root, "v")] == [array.tolist()] * 3
+    with pytest.raises(ValueError, match="'v' is not of numbers"):
+        ParquetLoader(root, 4, columns=["v"])
+
+
+@pytest.mark.parametrize("name", ["longlong", "ulonglong", "longdouble", "clongdouble", "complex128", "void"])
+def test_every_scalar_type_of_numpy_is_known(foreign: Any, name: str) -> None:
+    (field,) = read_fields(pickled(foreign, [("v", getattr(np, name), (), None, False)]))
+    assert field.dtype == {"longlong": np.int64, "ulonglong": np.uint64}.get(name)
+
+
+@pytest.mark.parametrize("shape", [(2,), (None,), (None, None)])
+@pytest.mark.parametrize(("codec", "encode"), [("NdarrayCodec", saved), ("CompressedNdarrayCodec", zipped)])
+def test_arrays_of_the_other_byte_order_are_read(
+    foreign: Any, tmp_path: Path, shape: Any, codec: str, encode: Any
+) -> None:
+    arrays = [np.array([row, row + 0.5], ">f4").reshape(2, *[1] * (len(shape) - 1)) for row in range(3)]
+    fields = [("id", np.int64, (), None, False), ("v", np.float32, shape, getattr(foreign, codec)(), False)]
+    table = pa.table({"id": range(3), "v": [encode(array) for array in arrays]})
+    root = materialize(tmp_path / "d", pickled(foreign, fields), table)
+    (batch,) = ParquetLoader(root, 4, shuffle=False)
+    assert [value.tolist() for value in batch["v"].unbind()] == [array.tolist() for array in arrays]
+    assert [value.tolist() for value in seen_by_a_predicate(root, "v")] == [array.tolist() for array in arrays]
+
+
 def test_a_predicate_gets_times_and_dates_in_petastorms_units(foreign: Any, tmp_path: Path) -> None:
     fields = [("id", np.int64, (), None, False), *((name, np.datetime64, (), None, True) for name in ("time", "day"))]
     times = [datetime(2020, 1, 2, 3, 4, 5, 6), None, datetime(3000, 1, 1)]
