@@ -308,7 +308,12 @@ def _check(field: Field, value: np.ndarray | None) -> None:
 def _cast(field: Field, column: pa.Array) -> pa.Array:
     assert field.dtype is not None
     kind = pa.from_numpy_dtype(field.dtype)
-    return column.cast(kind) if not field.shape and column.type != kind else column
+    if field.shape or column.type == kind:
+        return column
+    if pa.types.is_float16(kind):  # which older releases of pyarrow cannot cast to
+        numbers = column.to_numpy(zero_copy_only=False).astype(np.float16)
+        return pa.array(numbers, mask=column.is_null().to_numpy(zero_copy_only=False))
+    return column.cast(kind)
 
 
 def _same_headers(field: Field, column: pa.Array) -> np.ndarray | None:

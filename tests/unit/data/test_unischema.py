@@ -249,6 +249,19 @@ def test_arrays_of_the_other_byte_order_are_read(
     assert [value.tolist() for value in seen_by_a_predicate(root, "v")] == [array.tolist() for array in arrays]
 
 
+def test_half_floats_are_read_from_the_floats_that_spark_writes(foreign: Any, tmp_path: Path) -> None:
+    fields = [("id", np.int64, (), None, False), ("half", np.float16, (), scalar(foreign), True)]
+    table = pa.table({"id": range(3), "half": pa.array([0.5, 1 / 3, None], pa.float32())})
+    root = materialize(tmp_path / "d", pickled(foreign, fields), table)
+    (batch,) = ParquetLoader(root, 2, columns=["half"], filters=[("half", ">", 0)], shuffle=False)
+    assert torch.equal(batch["half"], torch.tensor([0.5, 1 / 3], dtype=torch.float16))
+    with pytest.raises(DataError, match="column 'half' has 1 nulls"):
+        list(ParquetLoader(root, 3, columns=["half"]))
+    found = seen_by_a_predicate(root, "half")
+    assert [str(half) for half in found] == ["0.5", "0.3333", "nan"]
+    assert {half.dtype for half in found} == {np.dtype("float16")}
+
+
 def test_a_predicate_gets_times_and_dates_in_petastorms_units(foreign: Any, tmp_path: Path) -> None:
     fields = [("id", np.int64, (), None, False), *((name, np.datetime64, (), None, True) for name in ("time", "day"))]
     times = [datetime(2020, 1, 2, 3, 4, 5, 6), None, datetime(3000, 1, 1)]
