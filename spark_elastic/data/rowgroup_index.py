@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import decimal
 import io
 import json
 import pickle
@@ -28,8 +29,8 @@ from spark_elastic.errors import DataError
 INDEX_KEY = b"dataset-toolkit.rowgroups_index.v1"
 _PER_FILE_KEY = b"dataset-toolkit.num_row_groups_per_file.v1"
 _INDEXERS = ("SingleFieldIndexer", "FieldNotNullIndexer")
-# The NumPy dtypes of index values: numbers, text and bytes. Their bytes contain no pointers.
-_KINDS = re.compile(r"[biufSU]\d*")
+# The NumPy dtypes of index values: numbers, text, bytes and times. Their bytes contain no pointers.
+_KINDS = re.compile(r"[biufSU]\d*|M8\[(Y|M|W|D|h|m|s|[munpfa]s)\]")
 
 
 class _Sealed(type):
@@ -71,13 +72,16 @@ class _Index(metaclass=_Sealed):
 
 
 class _Dtype(metaclass=_Sealed):
-    """Stands for a NumPy dtype. Only the type and its byte order are used."""
+    """Stands for a NumPy dtype. Only the type, its byte order and the unit of times are used."""
 
     def __init__(self, kind: object, *flags: object) -> None:
         self.kind, self.is_swapped = kind, False
 
-    def __setstate__(self, state: tuple[object, ...]) -> None:
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
         self.is_swapped = state[1] == ">"
+        if self.kind == "M8":
+            unit, count = state[-1][1][:2]
+            self.kind = f"M8[{unit if isinstance(unit, str) else unit.decode()}]" if count == 1 else None
 
 
 def _scalar(dtype: object, data: object) -> object:
@@ -89,6 +93,13 @@ def _scalar(dtype: object, data: object) -> object:
     content = data.encode("latin1") if isinstance(data, str) else data
     kind = np.dtype(dtype.kind).newbyteorder(">" if dtype.is_swapped else "<")
     return np.frombuffer(content, kind)[0] if kind.itemsize else kind.type()
+
+
+def _decimal(text: object) -> decimal.Decimal:
+    """Stand in for Decimal, of a text alone."""
+    if not isinstance(text, str):
+        raise pickle.UnpicklingError(f"it has a Decimal of {text!r}")
+    return decimal.Decimal(text)
 
 
 def _encode(text: object, encoding: object) -> bytes:
@@ -122,6 +133,7 @@ _STAND_INS: dict[tuple[str, str], object] = {
     ("numpy", "dtype"): _Dtype,
     ("numpy.core.multiarray", "scalar"): _scalar,
     ("numpy._core.multiarray", "scalar"): _scalar,
+    ("decimal", "Decimal"): _decimal,
     ("_codecs", "encode"): _encode,
     ("builtins", "bytes"): _empty,
     ("__builtin__", "bytes"): _empty,

@@ -9,6 +9,7 @@ import sys
 import types
 from collections import defaultdict
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -174,12 +175,35 @@ def test_of_row_groups_at_the_end_that_no_index_has_there_is_a_warning(
         ]
 
 
-@pytest.mark.parametrize("value", [True, 7, -1.5, "Tromsø", b"bytes", "", np.array(9, ">i4")[()], np.uint64(2**63)])
+TIMES = [np.datetime64("2020-01-02"), np.datetime64("2020-01-02T03:04:05.000006"), np.array(9, ">M8[h]")[()]]
+
+
+@pytest.mark.parametrize(
+    "value", [True, 7, -1.5, "Tromsø", b"bytes", "", np.array(9, ">i4")[()], np.uint64(2**63), *TIMES]
+)
 @pytest.mark.parametrize("protocol", [0, 2, 5])
 def test_values_of_numpy_are_read_as_they_were(indexer: Callable[..., bytes], value: Any, protocol: int) -> None:
     given = np.asarray(value)[()]
     (found,) = read_indexes(indexer({given: {0}}, protocol))["by id"].indexed_values
     assert (found, type(found)) == (given, type(given))
+
+
+@pytest.mark.parametrize("value", [np.datetime64("2020-01-02"), Decimal("1.50")])
+def test_row_groups_are_selected_by_a_date_or_decimal(
+    indexer: Callable[..., bytes], dataset: Callable[..., Path], value: Any
+) -> None:
+    root = dataset(indexer({value: {1, 3}, value + 1: {2}}))
+    assert selected(root, SingleIndexSelector("by id", [value])) == [*range(10, 20), *range(30, 40)]
+
+
+def test_a_time_of_no_unit_and_a_decimal_of_no_text_are_refused(indexer: Callable[..., bytes]) -> None:
+    day = indexer({np.datetime64("2020-01-02"): {0}}, 4)
+    with pytest.raises(DataError, match="a value of a dtype that no index needs"):
+        read_indexes(day.replace(b"C\x01D", b"C\x01O"))
+    with pytest.raises(DataError, match="a value of a dtype that no index needs"):
+        read_indexes(indexer({np.datetime64("2020-01-02", "2D"): {0}}))
+    with pytest.raises(DataError, match="it has a Decimal of 1"):
+        read_indexes(b"cdecimal\nDecimal\n(I1\ntR.")
 
 
 @pytest.mark.parametrize("number", [-1, 4, 1.5])
