@@ -426,9 +426,19 @@ def test_a_schema_that_would_run_code_is_refused(tmp_path: Path, function: Any, 
         ParquetLoader(root, 5)
 
 
-def test_an_unknown_codec_is_refused(foreign: Any) -> None:
+def test_an_unknown_codec_is_refused_and_a_transform_decodes_it_from_files_that_are_given_one_by_one(
+    foreign: Any, tmp_path: Path
+) -> None:
+    schema = pickled(foreign, [("v", np.float32, (2,), foreign.EvilCodec(), False)])
+    root = materialize(tmp_path / "d", schema, pa.table({"v": [b"ab", b"cd"]}))
     with pytest.raises(DataError, match=r"it refers to petastorm\.codecs\.EvilCodec"):
-        read_fields(pickled(foreign, [("v", np.float32, (2,), foreign.EvilCodec(), False)]))
+        ParquetLoader(root, 2)
+
+    def decode(table: pa.Table) -> dict[str, Any]:
+        return {"v": np.stack([np.frombuffer(value, np.uint8) for value in table["v"].to_pylist()])}
+
+    (batch,) = ParquetLoader(sorted(root.glob("*.parquet")), 2, transform=decode, shuffle=False)
+    assert batch["v"].tolist() == [[97, 98], [99, 100]]
 
 
 @pytest.mark.parametrize("broken", [b"", b"x", pickle.dumps(3), pickle.dumps({"_fields": 1})])
