@@ -151,6 +151,7 @@ class PetastormEngine:
                 raise DataError(f"Petastorm's workers failed: {failure}") from failure
             piece = int(result.column(PIECE)[0].as_py()) if isinstance(result, pa.Table) else result[0][PIECE]
             self._arrived[self._group_of[piece]] = result
+        self._source.check(group)  # the workers have opened the file by themselves
         self._asked.discard(group)
         return self._convert(group, self._arrived.pop(group))
 

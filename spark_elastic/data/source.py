@@ -88,18 +88,23 @@ class Source:
         stored = [name for name in columns if name not in partition]
         read = 0
         with self.naming(group):
-            file = self._file(group)
-            for batch in file.iter_batches(chunk, row_groups=[entry.ordinal], columns=stored, use_threads=False):
+            opened = self._opened(group)
+            for batch in opened.file.iter_batches(chunk, row_groups=[entry.ordinal], columns=stored, use_threads=False):
+                self._check_unchanged(group, opened)  # before each batch, as the last one is often not waited for
                 read += batch.num_rows
                 yield self._with_partition(batch, partition) if partition else batch
-            self._check_unchanged(group)
         if read != entry.rows:
             raise DataError(f"{self._where(group)} has {read} rows, {entry.rows} were listed")
 
     def check(self, group: int) -> None:
-        """Verify that a row group's file is still the listed one. Raises DataError if not."""
+        """Verify that a row group's path leads to the listed file, for readers that open it by themselves. Raises DataError."""
         with self.naming(group):
-            self._file(group)
+            opened = self._opened(group)
+            self._check_unchanged(group, opened)
+            if opened.stamp != self._stamp_now(group):  # another file has taken its place
+                entry = self.manifest.row_groups[group]
+                del self._open[entry.root, entry.path]
+                self._opened(group)
 
     def _with_partition(self, batch: pa.RecordBatch, partition: dict[str, str | None]) -> pa.RecordBatch:
         names, arrays = list(batch.schema.names), list(batch.columns)
@@ -109,12 +114,12 @@ class Source:
             arrays.append(pa.repeat(scalar, batch.num_rows))
         return pa.RecordBatch.from_arrays(arrays, names=names)
 
-    def _file(self, group: int) -> pq.ParquetFile:
+    def _opened(self, group: int) -> _OpenFile:
         entry = self.manifest.row_groups[group]
         key = (entry.root, entry.path)
         if key in self._open:
             self._open.move_to_end(key)
-            return self._open[key].file
+            return self._open[key]
         listed = self.manifest.file_of[key]
         location = self.locations[entry.root]
         full = location.join(entry.path)
@@ -131,26 +136,25 @@ class Source:
         file = pq.ParquetFile(
             handle, metadata=footer.metadata, buffer_size=_BUFFER if local else 0, pre_buffer=not local
         )
-        self._open[key] = _OpenFile(file, handle, stamp)
+        opened = self._open[key] = _OpenFile(file, handle, stamp)
         if len(self._open) > _OPEN_FILES:
             self._open.popitem(last=False)
-        return file
+        return opened
 
-    def _check_unchanged(self, group: int) -> None:
+    def _check_unchanged(self, group: int, opened: _OpenFile) -> None:
         """Raise DataError if a local file has been rewritten in place since it was opened: what was read may be of both."""
-        entry = self.manifest.row_groups[group]
-        key = (entry.root, entry.path)
-        location, opened = self.locations[entry.root], self._open.get(key)
-        if opened is None or opened.stamp is None:
-            return
-        now = _stamp(location, location.join(entry.path))
-        if now is None or now == opened.stamp:
+        now = self._stamp_now(group)
+        if opened.stamp is None or now is None or now == opened.stamp:
             return
         if now[0] == opened.stamp[0]:  # else another file has taken its place, and what is open is still the listed one
+            name = self._location(group).name(self.manifest.row_groups[group].path)
             raise DataError(
-                f"{location.name(entry.path)} has been written to since it was opened; datasets must not change while they are "
-                "read"
+                f"{name} has been written to since it was opened; datasets must not change while they are read"
             )
+
+    def _stamp_now(self, group: int) -> tuple[int, int, int] | None:
+        location = self._location(group)
+        return _stamp(location, location.join(self.manifest.row_groups[group].path))
 
     def _where(self, group: int) -> str:
         entry = self.manifest.row_groups[group]

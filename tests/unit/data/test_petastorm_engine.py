@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import operator
 import os
 import warnings
@@ -83,6 +84,18 @@ def test_a_file_that_was_replaced_is_named(tmp_path: Path) -> None:
     pq.write_table(make_table(np.arange(30) + 7), root / "part-1.parquet")
     with pytest.raises(DataError, match=r"part-1\.parquet has changed since the dataset was listed"):
         ids(loader)
+
+
+def test_a_file_that_is_replaced_while_it_is_read_is_named(tmp_path: Path) -> None:
+    """Petastorm's workers open it anew for each row group."""
+    path = write_dataset(tmp_path / "d", [1000] * 10, files=1) / "part-0.parquet"
+    with contextlib.closing(ParquetLoader(path, 100, shuffle=False, prefetch=1, engine="petastorm")) as loader:
+        batches = iter(loader)
+        next(batches)
+        other = write_dataset(tmp_path / "other", [999] + [1001] + [1000] * 8, files=1) / "part-0.parquet"
+        other.replace(path)
+        with pytest.raises(DataError, match=r"part-0\.parquet has changed since the dataset was listed"):
+            ids(batches)
 
 
 def test_filters_pass_the_same_rows_in_both_engines(tmp_path: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +13,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from data_worlds import make_table, write_dataset
 
-from spark_elastic.data import ParquetLoader, read_manifest
-from spark_elastic.data.filesystem import locate
-from spark_elastic.data.source import Source
+from spark_elastic.data import ParquetLoader
 from spark_elastic.errors import DataError
 
 pytestmark = pytest.mark.usefixtures("no_thread_stays_behind")
@@ -81,18 +83,37 @@ def test_a_file_with_the_same_rows_in_another_order_is_another_file(tmp_path: Pa
     after.load_state_dict(state)
 
 
-def test_a_file_that_is_rewritten_in_place_while_it_is_read_is_named(tmp_path: Path) -> None:
+def write_plainly(path: Path, first: int) -> None:
+    """Write 200,000 rows to a file whose length and footer do not depend on their values."""
+    table = pa.table({"id": np.arange(first, first + 200_000)})
+    pq.write_table(table, path, row_group_size=20_000, compression="none", use_dictionary=False, write_statistics=False)
+
+
+def all_below(limit: int, batches: Iterable[Mapping[str, torch.Tensor]]) -> None:
+    for batch in batches:
+        assert batch["id"].max() < limit
+
+
+ENGINES = [
+    "arrow",
+    pytest.param(
+        "petastorm",
+        marks=[
+            pytest.mark.skipif(find_spec("petastorm") is None, reason="needs petastorm"),
+            pytest.mark.filterwarnings("ignore"),
+        ],
+    ),
+]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_file_that_is_rewritten_in_place_while_it_is_read_is_named(tmp_path: Path, engine: str) -> None:
     path = tmp_path / "a.parquet"
-
-    def write(first: int) -> None:
-        table = pa.table({"id": np.arange(first, first + 100)})
-        pq.write_table(table, path, compression="none", use_dictionary=False, write_statistics=False)
-
-    write(0)
+    write_plainly(path, 0)
     os.utime(path, (0, 0))
-    with Source(read_manifest(path), [locate(path)]) as source:
-        batches = source.batches(0, ["id"], 10)
+    with contextlib.closing(ParquetLoader(path, 1000, shuffle=False, prefetch=1, engine=engine)) as loader:
+        batches = iter(loader)
         next(batches)
-        write(1000)
+        write_plainly(path, 1_000_000)
         with pytest.raises(DataError, match=r"a\.parquet has been written to since it was opened"):
-            list(batches)
+            all_below(1_000_000, batches)
