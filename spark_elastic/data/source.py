@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pyarrow as pa
+import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from spark_elastic.data.filesystem import Location
@@ -19,6 +20,9 @@ from spark_elastic.errors import DataError
 _OPEN_FILES = 32
 _BUFFER = 64 * 1024
 
+# Which file is at a path, and what changes when it is written to.
+_Stamp = tuple[object, ...]
+
 
 @dataclass(slots=True)
 class _OpenFile:
@@ -26,18 +30,32 @@ class _OpenFile:
 
     file: pq.ParquetFile
     handle: pa.NativeFile
-    stamp: tuple[int, int, int] | None
+    stamp: _Stamp | None
 
 
-def _stamp(location: Location, path: str) -> tuple[int, int, int] | None:
-    """Return a local file's inode, and what changes when it is written to; None if it is gone, and for object stores."""
+def _stamp(location: Location, path: str) -> _Stamp | None:
+    """Return the stamp of a path; None for a local file that is gone, and for stores that do not tell with one request."""
     if not location.local:
-        return None
+        return _stamp_of_object(location.filesystem, path)
     try:
         status = os.stat(path)
     except OSError:
         return None
     return status.st_ino, status.st_mtime_ns, status.st_size
+
+
+def _stamp_of_object(filesystem: pafs.FileSystem, path: str) -> _Stamp | None:
+    """Ask pyarrow's driver or a web server. s3fs refuses by itself to read a changed object; others tell what they listed."""
+    handler = getattr(filesystem, "handler", None)
+    if handler is None:
+        with filesystem.open_input_file(path) as handle:
+            facts = handle.metadata()
+    elif "http" in handler.fs.protocol:
+        facts = handler.fs.info(path)
+    else:
+        return None
+    version = facts.get("ETag") or facts.get("Last-Modified")
+    return (path, version) if version else None
 
 
 class Source:
@@ -86,11 +104,13 @@ class Source:
         types = self.manifest.partition_types
         partition = {name: value for name, value in entry.partition if name in columns and name in types}
         stored = [name for name in columns if name not in partition]
-        read = 0
+        location, read = self._location(group), 0
         with self.naming(group):
             opened = self._opened(group)
             for batch in opened.file.iter_batches(chunk, row_groups=[entry.ordinal], columns=stored, use_threads=False):
-                self._check_unchanged(group, opened)  # before each batch, as the last one is often not waited for
+                # Before each batch, as the end is often not waited for. pre_buffer reads a remote row group whole.
+                if location.local or not read:
+                    self._check_unchanged(group, opened)
                 read += batch.num_rows
                 yield self._with_partition(batch, partition) if partition else batch
         if read != entry.rows:
@@ -101,7 +121,7 @@ class Source:
         with self.naming(group):
             opened = self._opened(group)
             self._check_unchanged(group, opened)
-            if opened.stamp != self._stamp_now(group):  # another file has taken its place
+            if opened.stamp is not None and opened.stamp != self._stamp_now(group):  # another file has taken its place
                 entry = self.manifest.row_groups[group]
                 del self._open[entry.root, entry.path]
                 self._opened(group)
@@ -142,9 +162,11 @@ class Source:
         return opened
 
     def _check_unchanged(self, group: int, opened: _OpenFile) -> None:
-        """Raise DataError if a local file has been rewritten in place since it was opened: what was read may be of both."""
+        """Raise DataError if the opened file has been written to since it was opened: what was read may be of both."""
+        if opened.stamp is None:
+            return
         now = self._stamp_now(group)
-        if opened.stamp is None or now is None or now == opened.stamp:
+        if now is None or now == opened.stamp:
             return
         if now[0] == opened.stamp[0]:  # else another file has taken its place, and what is open is still the listed one
             name = self._location(group).name(self.manifest.row_groups[group].path)
@@ -152,7 +174,7 @@ class Source:
                 f"{name} has been written to since it was opened; datasets must not change while they are read"
             )
 
-    def _stamp_now(self, group: int) -> tuple[int, int, int] | None:
+    def _stamp_now(self, group: int) -> _Stamp | None:
         location = self._location(group)
         return _stamp(location, location.join(self.manifest.row_groups[group].path))
 

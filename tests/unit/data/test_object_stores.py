@@ -3,6 +3,7 @@ through fsspec's."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
@@ -133,6 +135,34 @@ def test_an_object_that_is_replaced_or_deleted_is_named(store: Store) -> None:
     with pytest.raises(DataError, match=r"data/part-1\.parquet.*(gone|cannot be read)"):
         ids(loader)
     loader.close()
+
+
+@pytest.mark.parametrize("way", ["s3fs", "pyarrow, by its URL", "a web server"])
+def test_an_object_that_is_replaced_while_it_is_read_is_named(
+    s3_endpoint: str, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = _s3(way, s3_endpoint, monkeypatch)
+    url, options = (f"http://{s3_endpoint}/bucket/x", None) if way == "a web server" else store.place("bucket/x")
+    if way == "s3fs":
+        options = {**(options or {}), "default_block_size": 100_000}  # else all is read at once
+
+    def write(first: int) -> None:
+        """Write a file whose length and footer do not depend on its values."""
+        table = pa.table({"id": np.arange(first, first + 500_000)})
+        with store.files.open_output_stream("bucket/x") as file:
+            pq.write_table(
+                table, file, row_group_size=20_000, compression="none", use_dictionary=False, write_statistics=False
+            )
+
+    store.files.create_dir("bucket")
+    write(0)
+    with contextlib.closing(ParquetLoader(url, 1000, shuffle=False, prefetch=1, storage_options=options)) as loader:
+        batches = iter(loader)
+        next(batches)
+        write(1_000_000)
+        with pytest.raises(DataError, match=r"bucket/x.*(has been written to since it was opened|FileExpired)"):
+            ids(batches)
+    store.files.delete_dir("bucket")
 
 
 def test_a_key_or_bucket_that_is_not_there_is_named(store: Store) -> None:
