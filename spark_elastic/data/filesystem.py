@@ -106,7 +106,7 @@ def locate(url: str | os.PathLike[str], storage_options: Mapping[str, object] | 
         if scheme in _NATIVE:
             return _native(text, scheme, options)
         raise DataError(f"{shown(text)} cannot be opened: {without_secrets(missing, text)}") from missing
-    except (ValueError, TypeError, OSError) as failure:
+    except Exception as failure:  # a chained URL is read to open it, by drivers with errors of their own
         raise DataError(f"{shown(text)} cannot be opened: {_reason(failure, text)}") from failure
     if type(filesystem) is fsspec.implementations.local.LocalFileSystem:  # local://
         return Location(pafs.LocalFileSystem(), root, True)

@@ -310,7 +310,7 @@ def _footer_at(location: Location, path: str) -> Footer:
     try:
         with location.filesystem.open_input_file(location.join(path)) as handle:
             return read_footer(handle)
-    except (pa.ArrowException, OSError) as failure:
+    except Exception as failure:  # drivers of object stores and web servers raise their own errors
         raise DataError(f"{location.name(path)} cannot be read as Parquet: {location.say(failure)}") from failure
 
 
@@ -434,7 +434,7 @@ def read_common_metadata(location: Location) -> dict[bytes, bytes]:
             metadata = read_footer(handle).metadata.metadata
     except NotADirectoryError:  # the URL is that of a file
         return {}
-    except (pa.ArrowException, OSError) as failure:
+    except Exception as failure:  # as in _footer_at
         raise DataError(
             f"{location.name(_COMMON_METADATA)} cannot be read as Parquet: {location.say(failure)}"
         ) from failure

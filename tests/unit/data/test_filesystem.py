@@ -31,6 +31,12 @@ def test_secrets_in_a_url_are_not_shown(tmp_path: Path) -> None:
         read_manifest("odd://key:secret@bucket/x")
 
 
+def test_an_archive_that_is_none_is_named(tmp_path: Path) -> None:
+    (tmp_path / "x.zip").write_bytes(b"none")
+    with pytest.raises(DataError, match=r"zip://d::file://.*/x\.zip cannot be opened: File is not a zip file"):
+        read_manifest(f"zip://d::file://{tmp_path}/x.zip")
+
+
 @pytest.mark.parametrize("refused", [False, True])
 def test_secrets_that_a_driver_keeps_in_its_paths_are_not_shown(refused: bool) -> None:
     def refuse(selector: Any) -> Any:

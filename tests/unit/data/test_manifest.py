@@ -105,6 +105,34 @@ def test_files_below_a_root_with_secrets_are_named_without_them(tmp_path: Path) 
         assert "has changed since" in complaint(lambda: source.check(0))
 
 
+class Disconnected(Exception):
+    """Stands for errors of a driver that are no OSErrors, such as aiohttp's."""
+
+
+class Dropping(LocalFileSystem):
+    """Drops the connection when a file's bytes are asked for."""
+
+    protocol, dropped = "dropping", "none of the files"
+
+    def open(self, path: str, *others: Any, **more: Any) -> Any:
+        if path.endswith(self.dropped):
+            raise Disconnected("Server disconnected")
+        return super().open(path, *others, **more)
+
+
+@pytest.mark.parametrize("name", ["part-1.parquet", "_common_metadata"])
+def test_a_connection_that_is_dropped_while_footers_are_read_names_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    fsspec.register_implementation("dropping", Dropping, clobber=True)
+    write_dataset(tmp_path, [3, 4])
+    (tmp_path / "_common_metadata").write_bytes((tmp_path / "part-0.parquet").read_bytes())
+    assert len(read_manifest(f"dropping://{tmp_path}")) == 2
+    monkeypatch.setattr(Dropping, "dropped", name)
+    with pytest.raises(DataError, match=rf"{name} cannot be read as Parquet: Disconnected: Server disconnected"):
+        read_manifest(f"dropping://{tmp_path}")
+
+
 def test_the_fingerprint_is_of_the_data_and_not_of_its_place(tmp_path: Path) -> None:
     first = read_manifest(write_dataset(tmp_path / "a", [5, 6]))
     again = read_manifest(write_dataset(tmp_path / "b", [5, 6]))
