@@ -7,6 +7,8 @@ import re
 import reprlib
 from urllib.parse import unquote
 
+# What separates the URLs of a chained one, such as zip://folder::https://host/x.zip.
+_LINK = re.compile(r"::(?=[A-Za-z][\w+.-]*://)")
 # What comes before the host in a URL: all up to the last @ ahead of the path. If there is none, a colon that does not begin a
 # port begins a secret with a slash in it, which goes up to the last @ of all.
 _USERINFO = re.compile(r"(?<=://)(?:[^/?]*@|[^/?@:]*:(?!\d+(?:[/?]|$))(?:[^?]*|.*)@)")
@@ -41,24 +43,45 @@ def brief(value: object) -> str:
 
 def shown(url: str | os.PathLike[str]) -> str:
     """Return a URL for messages, without the keys and secrets that it may hold. Local paths stay as they are."""
-    address, mark, query = _USERINFO.sub("…@", os.fspath(url)).partition("?")
-    return address + mark + (_PARAMETER.sub(_masked, query) if "://" in address else query)
+    return "::".join(_shown(part) for part in _LINK.split(os.fspath(url)))
 
 
 def without_secrets(text: object, url: str | os.PathLike[str]) -> str:
     """Return what a library says of a URL, without what ``shown`` leaves out: libraries repeat URLs, and parts of them."""
     full, told = os.fspath(url), str(text)
     masks = {full: shown(full)}
-    for userinfo in _USERINFO.findall(full):
+    for part in _LINK.split(full):
+        masks.update(_masks(part))
+    for secret, mask in masks.items():
+        if mask != secret:
+            told = re.sub(f"{re.escape(secret)}|{_quoted_anyhow(secret)}", mask.replace("\\", r"\\"), told)
+    return told
+
+
+def _shown(part: str) -> str:
+    address, mark, query = _USERINFO.sub("…@", part).partition("?")
+    return address + mark + (_PARAMETER.sub(_masked, query) if "://" in address else query)
+
+
+def _masks(part: str) -> dict[str, str]:
+    """Return what of a URL that is none of a chain may be a secret, and what to show in its place."""
+    masks = {part: _shown(part)}
+    for userinfo in _USERINFO.findall(part):
         masks[userinfo] = "…@"
         if ":" in userinfo:  # a library may take what is before the first slash for the host
             masks[userinfo.rstrip("@").partition("/")[0]] = "…"
-    if "://" in full:
-        query = _USERINFO.sub("", full).partition("?")[2]
+    if "://" in part:
+        query = _USERINFO.sub("", part).partition("?")[2]
         masks.update({found[0]: _masked(found) for found in _PARAMETER.finditer(query)})
-    for secret, mask in masks.items():
-        told = told.replace(secret, mask).replace(unquote(secret), mask)
-    return told
+    return masks
+
+
+def _quoted_anyhow(secret: str) -> str:
+    """Return a pattern for a text in which any characters are percent-encoded: libraries encode a URL anew, each its own way."""
+    return "".join(
+        f"(?:{re.escape(each)}|(?i:{''.join(f'%{byte:02x}' for byte in each.encode('utf-8', 'surrogatepass'))}))"
+        for each in unquote(secret)
+    )
 
 
 def _masked(parameter: re.Match[str]) -> str:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from spark_elastic import __version__
+from spark_elastic._text import without_secrets
 from spark_elastic.cli import diff, doctor, inspect, leave, run, summary, timeline
 from spark_elastic.errors import SparkElasticError
 
@@ -43,18 +44,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
             # Python writes the rest of the buffer at its end.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
-        print(f"spark-elastic: {error}", file=sys.stderr)
+        print(f"spark-elastic: {_said(error, given)}", file=sys.stderr)
         return 2
     except Exception as error:
         kind = type(error)
         if kind.__module__ == "builtins":  # a bug in this package
             raise
         # Object store libraries and Spark raise exceptions of their own.
-        print(f"spark-elastic: {kind.__module__}.{kind.__qualname__}: {error}", file=sys.stderr)
+        print(f"spark-elastic: {kind.__module__}.{kind.__qualname__}: {_said(error, given)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("spark-elastic: interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
+
+
+def _said(error: Exception, given: Sequence[str]) -> str:
+    """Return an error's text without the secrets of URLs among the arguments."""
+    said = str(error)
+    for argument in given:
+        said = without_secrets(said, argument)
+    return said
 
 
 def _nobody_reads() -> bool:

@@ -34,11 +34,15 @@ _HINTS = {
 
 @dataclass(frozen=True)
 class Location:
-    """A dataset's root in its file system. ``local`` files are read in small buffered pieces, remote ones in large pieces."""
+    """A dataset's root in its file system. ``local`` files are read in small buffered pieces, remote ones in large pieces.
+
+    url: the URL that led there, whose secrets errors of its driver may repeat; empty for local files.
+    """
 
     filesystem: pafs.FileSystem
     root: str
     local: bool
+    url: str = ""
 
     def name(self, relative: str = "") -> str:
         """Return the root, or a file of the dataset, for messages: some drivers keep the secrets of a URL in their paths."""
@@ -46,7 +50,8 @@ class Location:
 
     def say(self, failure: Exception) -> str:
         """Return an error of the file system for messages, without secrets."""
-        return f"{type(failure).__name__}: {without_secrets(failure, self._with_scheme(self.root))}"
+        told = without_secrets(failure, self._with_scheme(self.root))
+        return f"{type(failure).__name__}: {without_secrets(told, self.url)}"
 
     def _with_scheme(self, path: str) -> str:
         return path if self.local or "://" in path else f"://{path}"
@@ -113,7 +118,7 @@ def locate(url: str | os.PathLike[str], storage_options: Mapping[str, object] | 
     # libhdfs reports every failure as a file that does not exist.
     if scheme == "hdfs" and not filesystem.exists("/"):
         raise DataError(f"{shown(text)} cannot be opened: no name node answers there")
-    return Location(pafs.PyFileSystem(pafs.FSSpecHandler(filesystem)), root, False)
+    return Location(pafs.PyFileSystem(pafs.FSSpecHandler(filesystem)), root, False, text)
 
 
 def _native(text: str, scheme: str, options: dict[str, object]) -> Location:
@@ -124,9 +129,9 @@ def _native(text: str, scheme: str, options: dict[str, object]) -> Location:
         raise ValueError(f"{shown(text)}: give a query or storage_options, not both")
     try:
         if options:
-            return Location(getattr(pafs, kind)(**options), rest, False)
+            return Location(getattr(pafs, kind)(**options), rest, False, text)
         filesystem, root = pafs.FileSystem.from_uri(f"{name}://{rest}")
-        return Location(filesystem, root, False)
+        return Location(filesystem, root, False, text)
     except (pa.ArrowException, OSError, ValueError, TypeError, ImportError) as failure:
         raise DataError(f"{shown(text)} cannot be opened by pyarrow: {_reason(failure, text)}") from failure
 

@@ -17,6 +17,7 @@ import cloudpickle
 import numpy as np
 import pyarrow as pa
 
+from spark_elastic._text import without_secrets
 from spark_elastic.data.arrow_engine import select_columns
 from spark_elastic.data.column_choice import Columns
 from spark_elastic.data.columns import Column, Ragged, Rows
@@ -148,7 +149,8 @@ class PetastormEngine:
                 self._reader.abandon()
                 self._reader = None
                 self._asked.clear()
-                raise DataError(f"Petastorm's workers failed: {failure}") from failure
+                told = without_secrets(failure, self._manifest.urls[0])
+                raise DataError(f"Petastorm's workers failed: {told}") from failure
             piece = int(result.column(PIECE)[0].as_py()) if isinstance(result, pa.Table) else result[0][PIECE]
             self._arrived[self._group_of[piece]] = result
         self._source.check(group)  # the workers have opened the file by themselves

@@ -38,6 +38,12 @@ def test_a_brief_text_of_a_value_has_an_end_and_never_fails() -> None:
         ("s3://AK:S3?CRET@bucket/x", "s3://…@bucket/x"),
         ("odd://S3CRET@host:80/x", "odd://…@host:80/x"),
         ("simplecache::ftp://me:S3CRET@host/x", "simplecache::ftp://…@host/x"),
+        ("zip://x::http://me:S3CRET@host:1/z.zip", "zip://x::http://…@host:1/z.zip"),
+        (
+            "zip://x::filecache::https://me:S3C::RET@h/z?sig=S3CRET&region=eu",
+            "zip://x::filecache::https://…@h/z?sig=…&region=eu",
+        ),
+        ("http://me:S3CRET@[::1]:80/x?sig=S3CRET", "http://…@[::1]:80/x?sig=…"),
         ("s3://b/x?secret_key=S3=CRET&region=eu&access_key=AK", "s3://b/x?secret_key=…&region=eu&access_key=…"),
         (
             "s3://b/x?scheme=http&endpoint_override=http://u:p@h:9",
@@ -65,6 +71,9 @@ def test_what_is_no_secret_is_shown(url: str) -> None:
         ("s3://b/x?key=S3CRET", "Cannot parse URI: 's3://b/x?key=S3CRET'", "Cannot parse URI: 's3://b/x?key=…'"),
         ("s3://b/x?key=S3%2FCRET", "bad query: key=S3/CRET", "bad query: key=…"),
         ("/a/b", "no file /a/b", "no file /a/b"),
+        ("zip://x::http://me:S3CRET@h/z", "refused: http://me:S3CRET@h/z", "refused: http://…@h/z"),
+        ("zip://x::http://h/z?sig=S3CRET", "403, url='http://h/z?sig=S3CRET'", "403, url='http://h/z?sig=…'"),
+        ("http://h/z?sig=S3%2FCR%2BET%3D", "403, url='http://h/z?sig=S3/CR%2bET%3D'", "403, url='http://h/z?sig=…'"),
     ],
 )
 def test_what_libraries_repeat_of_a_url_is_not_shown_either(url: str, said: str, told: str) -> None:

@@ -81,6 +81,18 @@ def test_a_command_without_an_output_does_its_work() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("kind", [OSError, subprocess.SubprocessError])
+def test_secrets_of_a_url_that_a_library_repeats_are_not_printed(
+    kind: type[Exception], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(options: argparse.Namespace) -> int:
+        raise kind("403, url='http://h/z?sig=S3CRET'")
+
+    monkeypatch.setattr("spark_elastic.cli.inspect.inspect", refuse)
+    assert main(["inspect", "zip://x::http://me:S3CRET@h/z?sig=S3CRET"]) == 2
+    assert "403, url='http://h/z?sig=…'" in capsys.readouterr().err
+
+
 def test_another_broken_pipe_is_an_error(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     def call(options: argparse.Namespace) -> int:
         raise BrokenPipeError("the cluster has closed the connection")

@@ -37,6 +37,11 @@ def test_an_archive_that_is_none_is_named(tmp_path: Path) -> None:
         read_manifest(f"zip://d::file://{tmp_path}/x.zip")
 
 
+def test_secrets_of_a_url_that_its_path_does_not_have_are_not_shown() -> None:
+    location = locate("simplecache::memory://me:S3CRET@h/x")
+    assert location.say(OSError("memory://me:S3CRET@h/x")) == "OSError: memory://…@h/x"
+
+
 @pytest.mark.parametrize("refused", [False, True])
 def test_secrets_that_a_driver_keeps_in_its_paths_are_not_shown(refused: bool) -> None:
     def refuse(selector: Any) -> Any:
