@@ -207,17 +207,23 @@ class _MixBuilder:
         return merged
 
     def _column(self, name: str, columns: list[torch.Tensor], order: torch.Tensor) -> torch.Tensor:
-        if any(column.is_nested for column in columns):
+        jagged = any(column.is_nested for column in columns)
+        kinds = {(column.dtype, column.dim() if jagged else column.shape[1:]) for column in columns}
+        if len(kinds) > 1:
+            raise DataError(
+                f"column {name!r} is not alike in the loaders of a mix: {' and '.join(sorted(set(map(_kind, columns))))}; "
+                "give a transform= that makes it so"
+            )
+        if jagged:
             rows = [row for column in columns for row in column.unbind()]
             return torch.nested.nested_tensor([rows[place] for place in order.tolist()], layout=torch.jagged)
-        kinds = {(column.dtype, column.shape[1:]) for column in columns}
-        if len(kinds) > 1:
-            shown = " and ".join(sorted(f"{dtype} of shape {tuple(shape)}" for dtype, shape in kinds))
-            raise DataError(
-                f"column {name!r} is not alike in the loaders of a mix: {shown}; give a transform= that makes it so"
-            )
         found = torch.cat(columns)[order]
         return found.pin_memory() if self._pinned else found
+
+
+def _kind(column: torch.Tensor) -> str:
+    shape = "in lists of several lengths" if column.is_nested else f"of shape {tuple(column.shape[1:])}"
+    return f"{column.dtype} {shape}"
 
 
 def _own_range(step: Step, rank: int) -> tuple[int, int]:

@@ -210,6 +210,27 @@ def test_lists_of_several_lengths_and_windows_can_be_mixed(urls: list[Path], tmp
     assert len(set(pairs)) == len(pairs) == mix(urls[:2], ngram=window).rows_total
 
 
+@pytest.mark.parametrize(
+    ("kind", "value", "message"),
+    [
+        (
+            pa.list_(pa.float64()),
+            [1.5, 2.5],
+            r"torch.float64 of shape \(2,\) and torch.int64 in lists of several lengths",
+        ),
+        (pa.int64(), 1, r"torch.int64 in lists of several lengths and torch.int64 of shape \(\)"),
+    ],
+)
+def test_lists_that_are_not_alike_are_an_error(tmp_path: Path, kind: pa.DataType, value: Any, message: str) -> None:
+    lists = pa.array([[row] * (row % 3 + 1) for row in range(12)], pa.list_(pa.int64()))
+    pq.write_table(pa.table({"v": lists}), tmp_path / "a")
+    pq.write_table(pa.table({"v": pa.array([value] * 12, kind)}), tmp_path / "b")
+    with pytest.raises(
+        DataError, match=f"column 'v' is not alike in the loaders of a mix: {message}; give a transform"
+    ):
+        list(mix([tmp_path / "a", tmp_path / "b"], [1, 1], global_batch_size=6))
+
+
 def test_columns_that_are_not_alike_are_an_error(urls: list[Path], tmp_path: Path) -> None:
     odd = tmp_path / "odd.parquet"
     pq.write_table(pa.table({"id": pa.array(np.arange(99), pa.int32())}), odd)
