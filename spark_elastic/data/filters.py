@@ -34,7 +34,8 @@ _COUNTED = np.dtype([("rows", "<i8"), ("digest", "<u8")])  # for a row group: ho
 class RowFilter:
     """Passes the rows that pass both ``filters``, in pyarrow's form, and ``predicate``.
 
-    Raises ValueError for arguments that do not fit the dataset. Call ``count`` or ``expect`` before ``passing``, which raises
+    Raises ValueError for arguments that do not fit the dataset, and DataError if files have two columns of the name of one of
+    theirs. Call ``count`` or ``expect`` before ``passing``, which raises
     DataError if other rows pass than were counted: a predicate whose answers change would lose rows.
     """
 
@@ -57,6 +58,11 @@ class RowFilter:
         self.columns = list(dict.fromkeys([*named, *self._fields]))
         self._text = text
         self._counted = np.zeros(0, _COUNTED)
+        twice = next((name for name in self.columns if self.schema.names.count(name) > 1), None)
+        if twice is not None:
+            raise DataError(
+                f"{manifest.name}: the files have several columns named {twice!r}, which filters= or predicate= cannot tell apart"
+            )
         if self.expression is None:
             return
         try:

@@ -135,3 +135,13 @@ def test_an_error_of_a_predicate_names_the_row_group(dataset: Path) -> None:
         ParquetLoader(dataset, 16, predicate=in_lambda(["x"], lambda x: 1 // 0))
     with pytest.raises(DataError, match="in_intersection needs lists in 'id', not"):
         ParquetLoader(dataset, 16, predicate=in_intersection([1], "id"))
+
+
+def test_a_column_that_files_have_twice_is_no_column_to_filter_by(tmp_path: Path) -> None:
+    table = pa.Table.from_arrays([pa.array([1, 2]), pa.array([3, 4]), pa.array([5, 6])], names=["x", "x", "y"])
+    pq.write_table(table, tmp_path / "0.parquet")
+    for choice in ({"filters": [("x", ">", 0)]}, {"predicate": in_lambda(["x"], bool)}):
+        with pytest.raises(DataError, match=f"{tmp_path}: the files have several columns named 'x', which filters="):
+            ParquetLoader(tmp_path, 2, columns=["y"], **choice)
+    loader = ParquetLoader(tmp_path, 2, columns=["y"], filters=[("y", ">", 5)])
+    assert [row for batch in loader for row in batch["y"].tolist()] == [6]
