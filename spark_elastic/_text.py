@@ -53,7 +53,7 @@ def without_secrets(text: object, url: str | os.PathLike[str]) -> str:
     for part in _LINK.split(full):
         masks.update(_masks(part))
     for secret, mask in masks.items():
-        if mask != secret:
+        if mask != secret and any(map(str.isalnum, secret)):
             told = re.sub(f"{re.escape(secret)}|{_quoted_anyhow(secret)}", mask.replace("\\", r"\\"), told)
     return told
 
@@ -78,10 +78,12 @@ def _masks(part: str) -> dict[str, str]:
 
 def _quoted_anyhow(secret: str) -> str:
     """Return a pattern for a text in which any characters are percent-encoded: libraries encode a URL anew, each its own way."""
-    return "".join(
-        f"(?:{re.escape(each)}|(?i:{''.join(f'%{byte:02x}' for byte in each.encode('utf-8', 'surrogatepass'))}))"
-        for each in unquote(secret)
-    )
+    return "".join(map(_character_anyhow, unquote(secret)))
+
+
+def _character_anyhow(character: str) -> str:
+    encoded = "".join(f"%{byte:02x}" for byte in character.encode("utf-8", "surrogatepass"))
+    return f"(?:{re.escape(character)}{'|[+]' if character == ' ' else ''}|(?i:{encoded}))"
 
 
 def _masked(parameter: re.Match[str]) -> str:

@@ -254,7 +254,7 @@ class Deliveries:
 
     def are_cut(self) -> bool:
         """Whether any of the recent batches is cut into shards."""
-        return any(known.cut is not None for known in self._kept)
+        return any(known.cut is not None for known in tuple(self._kept))
 
     def have_delivered(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether any of these tensors is of a batch as a loader has delivered it, and not of a list of parts."""

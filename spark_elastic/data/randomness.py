@@ -93,8 +93,13 @@ _LOOKED_AT, _ENTRIES = 10_000, 100
 GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
 # The generators that ``seed_all`` seeds. Functions such as ``random.random`` are methods of these.
 _METHODS: tuple[Any, ...] = (random.random, np.random.random)
-SEEDED = (*(method.__self__ for method in _METHODS), torch.default_generator)
+_SEEDED = (*(method.__self__ for method in _METHODS), torch.default_generator)
 _CLOSED = (str, bytes, int, float, complex, torch.Tensor, np.ndarray, np.generic, ModuleType, type)
+
+
+def is_seeded(generator: object) -> bool:
+    """Whether a generator is one of those that ``seed_all`` seeds."""
+    return any(generator is each for each in (*_SEEDED, *torch.cuda.default_generators))
 
 
 def own_generators(*roots: object, kinds: tuple[type, ...] = GENERATORS) -> list[object]:
@@ -115,7 +120,7 @@ def own_generators(*roots: object, kinds: tuple[type, ...] = GENERATORS) -> list
                 continue
             if not isinstance(value, kinds):
                 waiting.extend(_used_by(value, kinds))
-            elif not isinstance(value, random.SystemRandom) and value not in SEEDED:
+            elif not isinstance(value, random.SystemRandom) and not is_seeded(value):
                 found.append(value)
     return found
 

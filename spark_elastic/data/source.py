@@ -34,12 +34,12 @@ class _OpenFile:
 
 
 def _stamp(location: Location, path: str) -> _Stamp | None:
-    """Return the stamp of a path; None for a local file that is gone, and for stores that do not tell with one request."""
-    if not location.local:
-        return _stamp_of_object(location.filesystem, path)
+    """Return the stamp of a path; None if it is not known, as in stores that do not tell with one request."""
     try:
+        if not location.local:
+            return _stamp_of_object(location.filesystem, path)
         status = os.stat(path)
-    except OSError:
+    except Exception:  # a store that does not answer now may still be read
         return None
     return status.st_ino, status.st_mtime_ns, status.st_size
 
@@ -55,7 +55,7 @@ def _stamp_of_object(filesystem: pafs.FileSystem, path: str) -> _Stamp | None:
     else:
         return None
     version = facts.get("ETag") or facts.get("Last-Modified")
-    return (path, version) if version else None
+    return (version,) if version else None
 
 
 class Source:
@@ -120,11 +120,9 @@ class Source:
         """Verify that a row group's path leads to the listed file, for readers that open it by themselves. Raises DataError."""
         with self.naming(group):
             opened = self._opened(group)
-            self._check_unchanged(group, opened)
-            if opened.stamp is not None and opened.stamp != self._stamp_now(group):  # another file has taken its place
-                entry = self.manifest.row_groups[group]
-                del self._open[entry.root, entry.path]
-                self._opened(group)
+            now = self._check_unchanged(group, opened)
+            if now is not None and now != opened.stamp:  # another file has taken its place
+                self._open_anew(group)
 
     def _with_partition(self, batch: pa.RecordBatch, partition: dict[str, str | None]) -> pa.RecordBatch:
         names, arrays = list(batch.schema.names), list(batch.columns)
@@ -161,22 +159,28 @@ class Source:
             self._open.popitem(last=False)
         return opened
 
-    def _check_unchanged(self, group: int, opened: _OpenFile) -> None:
-        """Raise DataError if the opened file has been written to since it was opened: what was read may be of both."""
-        if opened.stamp is None:
-            return
-        now = self._stamp_now(group)
-        if now is None or now == opened.stamp:
-            return
-        if now[0] == opened.stamp[0]:  # else another file has taken its place, and what is open is still the listed one
-            name = self._location(group).name(self.manifest.row_groups[group].path)
-            raise DataError(
-                f"{name} has been written to since it was opened; datasets must not change while they are read"
-            )
+    def _open_anew(self, group: int) -> None:
+        """Open a row group's file again, which compares it with the listed one."""
+        entry = self.manifest.row_groups[group]
+        self._open.pop((entry.root, entry.path), None)
+        self._opened(group)
 
-    def _stamp_now(self, group: int) -> _Stamp | None:
-        location = self._location(group)
-        return _stamp(location, location.join(self.manifest.row_groups[group].path))
+    def _check_unchanged(self, group: int, opened: _OpenFile) -> _Stamp | None:
+        """Raise DataError if the opened file has been written to since it was opened: what was read may be of both.
+
+        Return the stamp of its path, if it is known.
+        """
+        location, path = self._location(group), self.manifest.row_groups[group].path
+        now = None if opened.stamp is None else _stamp(location, location.join(path))
+        if now is None or now == opened.stamp:
+            return now
+        if not location.local:  # several servers may have stamps of their own for one content
+            self._open_anew(group)
+        elif opened.stamp is not None and now[0] == opened.stamp[0]:  # else what is open is still the listed file
+            raise DataError(
+                f"{location.name(path)} has been written to since it was opened; datasets must not change while they are read"
+            )
+        return now
 
     def _where(self, group: int) -> str:
         entry = self.manifest.row_groups[group]

@@ -311,7 +311,8 @@ def _cast(field: Field, column: pa.Array) -> pa.Array:
     if field.shape or column.type == kind:
         return column
     if pa.types.is_float16(kind):  # which older releases of pyarrow cannot cast to
-        numbers = column.to_numpy(zero_copy_only=False).astype(np.float16)
+        with np.errstate(over="ignore"):
+            numbers = column.to_numpy(zero_copy_only=False).astype(np.float16)
         return pa.array(numbers, mask=column.is_null().to_numpy(zero_copy_only=False))
     return column.cast(kind)
 

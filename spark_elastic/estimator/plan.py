@@ -22,7 +22,7 @@ class DataPlan:
     check: whether workers still have to check that values are finite. validation_batch_size: None for as many rows as a
     training batch has on one worker. shards: the number of parts into which training batches are cut; None if they are not cut.
     balance: "auto" if each worker's rows of a training batch follow its speed. jagged: the list columns that are jagged tensors
-    in all batches, because not all rows for training and validation together have lists of one length.
+    in all batches, because by the files' footers not all rows for training and validation together have lists of one length.
     """
 
     training_url: str

@@ -40,7 +40,7 @@ class Loops:
         """Open a loop."""
         self.refuse("a loop over model.parts(batch) began")
         self.open, self._thread, self._is_adding = loop, threading.get_ident(), False
-        deliveries.is_in_loop = True
+        deliveries.trainer, deliveries.is_in_loop = self._thread, True
 
     def add_up(self) -> None:
         """Note that the open loop has computed its parts. Ranks meet now, to add up what these have left."""

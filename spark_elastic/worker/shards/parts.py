@@ -156,7 +156,8 @@ class Parts:
             parameter.grad = gradient
         with torch.no_grad():
             for buffer in self._sources.buffers:
-                buffer.set()
+                if buffer.has_changed:
+                    buffer.set()
 
     # ------------------------------------------------------------------ the places of gradients and buffers
 
@@ -373,7 +374,7 @@ class Parts:
     def _set_buffers(
         self, touched: Sequence[int], counted: Sequence[int], sums: Mapping[int, torch.Tensor], scale: float
     ) -> None:
-        for buffer in self._sources.buffers:
+        for buffer in (*self._sources.averaged, *self._sources.counters):
             buffer.set()
         # All are reset before any is set, because modules may have a tensor in common that only one of them changes.
         for place, (buffer, times) in enumerate(zip(self._sources.averaged, touched, strict=True), self._buffers_from):

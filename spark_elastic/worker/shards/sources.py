@@ -9,7 +9,7 @@ from types import FunctionType, ModuleType
 import torch
 from torch import nn
 
-from spark_elastic.data.randomness import GENERATORS, SEEDED, own_generators
+from spark_elastic.data.randomness import GENERATORS, is_seeded, own_generators
 from spark_elastic.errors import TrainingCodeError
 from spark_elastic.worker.checks.fingerprint import sums_of_bits
 from spark_elastic.worker.module_registers import Registered, registers
@@ -173,7 +173,7 @@ def _generators_in(value: object, depth: int = _DEPTH) -> Iterator[object]:
     """Yield the generators in an attribute: itself, or in containers and objects that it consists of, but not in modules."""
     kind = type(value)  # proxies may raise whatever is asked of them
     if issubclass(kind, GENERATORS):
-        if value not in SEEDED:
+        if not is_seeded(value):
             yield value
     elif depth and not issubclass(kind, (nn.Module, torch.Tensor, type, ModuleType)):
         for each in _entries_of(value)[:_ENTRIES]:

@@ -386,7 +386,8 @@ class Commits:
             loader = state._loader_in_use()
             if not has_part(loader, Countable):
                 return Progress(step)
-            return Progress(step, loader.epoch, loader.rows_processed, loader.rows_total, self._trained.total)
+            trained = self._trained.total if isinstance(loader, PositionedLoader) else None
+            return Progress(step, loader.epoch, loader.rows_processed, loader.rows_total, trained)
 
         return progress if world.rank == 0 else None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
@@ -11,12 +12,16 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
 import torch
 from data_worlds import make_table, write_dataset
 
-from spark_elastic.data import ParquetLoader
+from spark_elastic.data import ParquetLoader, source
+from spark_elastic.data.filesystem import Location
+from spark_elastic.data.manifest import read_manifest
+from spark_elastic.data.source import Source
 from spark_elastic.errors import DataError
 
 pytestmark = pytest.mark.usefixtures("no_thread_stays_behind")
@@ -117,3 +122,26 @@ def test_a_file_that_is_rewritten_in_place_while_it_is_read_is_named(tmp_path: P
         write_plainly(path, 1_000_000)
         with pytest.raises(DataError, match=r"a\.parquet has been written to since it was opened"):
             all_below(1_000_000, batches)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_store_whose_versions_tell_nothing_is_read(
+    fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several web servers may have versions of their own for one file, or refuse to tell."""
+    versions = itertools.count()
+
+    def told(filesystem: pafs.FileSystem, path: str) -> tuple[object, ...]:
+        version = next(versions)
+        if fails and version:
+            raise FileNotFoundError(path)
+        return (version,)
+
+    monkeypatch.setattr(source, "_stamp_of_object", told)
+    root = write_dataset(tmp_path / "data", [100, 100], files=1)
+    manifest = read_manifest(root)
+    with Source(manifest, [Location(pafs.LocalFileSystem(), str(root), local=False)]) as files:
+        for group in range(2):
+            files.check(group)
+            assert sum(batch.num_rows for batch in files.batches(group, ["id"], 30)) == manifest[group].rows
+    assert next(versions) > 2

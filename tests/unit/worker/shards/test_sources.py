@@ -48,6 +48,15 @@ class Initializing(nn.Linear):
         return super().forward(x)
 
 
+def test_a_buffer_that_repeats_one_row_and_does_not_change_is_left_alone() -> None:
+    net = nn.Sequential(nn.Linear(4, 2))
+    net.register_buffer("places", torch.arange(4).expand(3, 4))
+    state = training(net)
+    run(state, first(state))
+    next(iter(state.model.parts(first(state))))
+    assert torch.equal(net.places, torch.arange(4).expand(3, 4))
+
+
 def test_a_flag_that_all_shards_set_alike_is_set() -> None:
     state = training(Initializing("neither"))
     run(state, first(state))

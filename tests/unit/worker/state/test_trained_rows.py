@@ -52,6 +52,25 @@ def test_a_survivor_goes_on_counting_and_counts_no_row_twice_that_no_commit_had_
     assert rows.total == 80
 
 
+def test_what_was_trained_after_an_older_commit_counts_once() -> None:
+    loader, rows = entered()
+    train(loader, 1, rows)
+    kept = loader.state_dict()
+    train(loader, 3, rows)
+    loader.load_state_dict(kept)
+    rows.enter(loader)
+    train(loader, 4, rows)
+    assert rows.total == 100
+
+
+def test_a_loader_that_replaces_another_one_counts_from_its_first_row() -> None:
+    loader, rows = entered()
+    train(loader, 5, rows)
+    other, _ = entered()
+    train(other, 2, rows)
+    assert rows.total == 140
+
+
 def test_who_has_not_seen_the_epochs_before_counts_them_as_whole() -> None:
     loader, rows = entered(epoch=3)
     train(loader, 1, rows)
