@@ -49,12 +49,12 @@ class Loops:
     def end(self, loop: Loop) -> None:
         """Close a loop whose sums are complete."""
         if self.open is loop:
-            self.open, deliveries.is_in_loop = None, False
+            self.open, self._is_adding, deliveries.is_in_loop = None, False, False
 
     def leave(self, loop: Loop) -> None:
         """Close a loop that was left early, as if it had not begun. For an abandoned loop this does nothing."""
         if self.open is loop:
-            self.open, self._was_left, deliveries.is_in_loop = None, True, False
+            self.open, self._is_adding, self._was_left, deliveries.is_in_loop = None, False, True, False
             loop.put_back()
 
     def abandon(self) -> None:

@@ -76,7 +76,6 @@ def test_inside_a_loop_over_parts_torchs_collectives_are_refused_but_those_that_
     (one, of_one), (other, of_other) = pair
     monkeypatch.setattr(loops, "open", SimpleNamespace())
     monkeypatch.setattr(loops, "_thread", threading.get_ident())
-    monkeypatch.setattr(loops, "_is_adding", False)  # an earlier test's loop may have ended
     with pytest.raises(
         TrainingCodeError, match=r"torch.distributed's allreduce was called inside a loop over model.parts"
     ):

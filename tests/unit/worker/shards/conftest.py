@@ -16,5 +16,6 @@ def nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No batch of another test has been delivered, and no loop stays open."""
     monkeypatch.setattr(deliveries, "_kept", deque(maxlen=16))
     monkeypatch.setattr(deliveries, "trainer", 0)
+    monkeypatch.setattr(deliveries, "is_in_loop", False)
     yield
     loops.abandon()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
+from spark_elastic.data.deliveries import deliveries
 from spark_elastic.errors import TrainingCodeError
 from spark_elastic.worker.shards.loops import HOW, Loops
 
@@ -78,3 +81,12 @@ def test_a_loop_of_before_ends_no_other_one(loops: Loops) -> None:
     loops.leave(old)
     assert loops.open is new
     assert (old.put_back_times, new.put_back_times) == (1, 0)
+
+
+def test_a_loop_that_has_ended_leaves_no_trace(loops: Loops) -> None:
+    loop = Loop()
+    loops.begin(loop)
+    loops.add_up()
+    loops.end(loop)
+    assert vars(loops) == vars(Loops()) | {"_thread": threading.get_ident()}
+    assert not deliveries.is_in_loop
