@@ -9,7 +9,7 @@ import types
 
 @functools.lru_cache
 def globals_of(code: types.CodeType) -> frozenset[str]:
-    """Return the names of the globals that a function reads, and those that functions within it read."""
-    own = {each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL"}
+    """Return the names of the globals that a function reads, and those that functions and classes within it read."""
+    own = {each.argval for each in dis.get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
     nested = (globals_of(each) for each in code.co_consts if isinstance(each, types.CodeType))
     return frozenset(own.union(*nested))

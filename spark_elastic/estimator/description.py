@@ -7,7 +7,6 @@ weights of a network that is to be trained are left out.
 
 from __future__ import annotations
 
-import dis
 import enum
 import functools
 import hashlib
@@ -17,11 +16,12 @@ import re
 import sys
 import sysconfig
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import torch
 
+from spark_elastic._code import globals_of
 from spark_elastic._json import Json
 from spark_elastic._pickling import beside
 from spark_elastic._saved_names import PACKAGES
@@ -144,7 +144,7 @@ class _Description:
         told: list[Json] = [_name(value), self.of(values), self.of(value.__defaults__), self.of(value.__kwdefaults__)]
         if _is_installed(value.__module__):
             return told
-        used = {name: value.__globals__[name] for name in _globals_of(value.__code__) if name in value.__globals__}
+        used = {name: value.__globals__[name] for name in globals_of(value.__code__) if name in value.__globals__}
         return [*told, _hash(_code(value.__code__)), {name: self._used(used[name], value) for name in sorted(used)}]
 
     def _used(self, value: object, function: types.FunctionType) -> Json:
@@ -194,15 +194,6 @@ def _code(code: types.CodeType) -> bytes:
 
 def _constant(value: object) -> str:
     return repr(sorted(map(repr, value)) if isinstance(value, frozenset) else value)
-
-
-def _globals_of(code: types.CodeType) -> Iterator[str]:
-    for instruction in dis.get_instructions(code):
-        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            yield instruction.argval
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _globals_of(constant)
 
 
 def _names_of(code: types.CodeType) -> set[str]:
