@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from spark_elastic.errors import SparkElasticError
 from spark_elastic.worker.ddp import DistributedDataParallel
 from spark_elastic.worker.from_first import broadcast_from_first
+from spark_elastic.worker.state.fully_sharded.buffers import buffers_of, put_buffers_back
 from spark_elastic.worker.state.fully_sharded.rows import bounds
 from spark_elastic.worker.state.snapshot import cloned
 from spark_elastic.worker.state.templates import has_extra_state
@@ -125,7 +126,7 @@ class ShardedModel:
         groups = [{key: value for key, value in g.items() if key != "params"} for g in self.optimizer.param_groups]
         scheduler = None if self.scheduler is None else self.scheduler.state_dict()
         return {
-            "buffers": dict(self.module.named_buffers()),
+            "buffers": buffers_of(self.module),
             "groups": groups,
             "state": state,
             "scheduler": scheduler,
@@ -139,20 +140,17 @@ class ShardedModel:
     def prepare(self, small: Mapping[str, Any], divided: Sequence[Divided]) -> None:
         """Load what was kept whole, and make room for the divided tensors, whose rows have yet to arrive."""
         shapes = {name: (tuple(p.shape), p.dtype) for name, p in self._parameters.items()}
-        buffers, parts = dict(self.module.named_buffers()), dict(self.module.named_modules())
+        parts = dict(self.module.named_modules())
         if (
             shapes != {part.parameter: (part.shape, part.dtype) for part in divided if not part.key}
-            or buffers.keys() != small["buffers"].keys()
             or parts.keys() != small["training"].keys()
         ):
             raise SparkElasticError(
-                "build= has made a model whose parts, parameters or buffers have other names, shapes or dtypes than those of the "
-                "last commit; it has to make the same model in each generation"
+                "build= has made a model whose parts or parameters have other names, shapes or dtypes than those of the last "
+                "commit; it has to make the same model in each generation"
             )
         kept = cloned(small)
-        with torch.no_grad():
-            for name, buffer in buffers.items():
-                buffer.copy_(kept["buffers"][name])
+        put_buffers_back(self.module, kept["buffers"])
         for name, parameter in self._parameters.items():
             parameter.requires_grad_(kept["trained"][name])
         for name, module in parts.items():
