@@ -69,7 +69,7 @@ def _parts(value: object, names: Names) -> object:
         kinds = {name: type(part).__qualname__ for name, part in parts.items()}
         torchs = {name: part for name, part in parts.items() if type(part).__module__.startswith("torch.")}
         return _ModuleStructure(
-            (parameters, buffers), kinds, {name: _plain_attributes(part) for name, part in torchs.items()}
+            (parameters, buffers), kinds, {name: plain_attributes(part) for name, part in torchs.items()}
         )
     if isinstance(value, torch.optim.Optimizer):
         return stepped_names(value, names)
@@ -301,7 +301,8 @@ def _has_tensors(module: torch.nn.Module) -> bool:
     return any(True for _ in itertools.chain(module.parameters(), module.buffers()))
 
 
-def _plain_attributes(part: torch.nn.Module) -> dict[str, object]:
+def plain_attributes(part: torch.nn.Module) -> dict[str, object]:
+    """Return the public attributes of a module that are plain values, such as the rate of a dropout."""
     return {
         name: value
         for name, value in vars(part).items()

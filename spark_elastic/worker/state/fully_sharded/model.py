@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from spark_elastic.errors import SparkElasticError
 from spark_elastic.worker.ddp import DistributedDataParallel
 from spark_elastic.worker.from_first import broadcast_from_first
+from spark_elastic.worker.state.fully_sharded.as_built import AsBuilt
 from spark_elastic.worker.state.fully_sharded.buffers import buffers_of, put_buffers_back
 from spark_elastic.worker.state.fully_sharded.rows import bounds
 from spark_elastic.worker.state.snapshot import cloned
@@ -84,6 +85,7 @@ class ShardedModel:
         self.scheduler = None if factories.scheduler is None else factories.scheduler(self.optimizer)
         if not isinstance(self.scheduler, LRScheduler | None):
             raise TypeError(f"scheduler= has to return a scheduler of torch.optim, not {type(self.scheduler).__name__}")
+        self._as_built = AsBuilt(self.module)
 
     def divided(self) -> dict[Divided, torch.Tensor]:
         """Return this rank's rows of all divided tensors, uncopied, in the same order on all ranks."""
@@ -103,9 +105,11 @@ class ShardedModel:
     def small(self) -> dict[str, object]:
         """Return what each rank keeps whole: buffers, the optimizer's settings and counters, and the scheduler's state.
 
-        This includes the extra state of the module's parts (``get_extra_state``), which parameters are trained, and which parts
-        are in training mode.
+        This includes the extra state of the module's parts (``get_extra_state``), which parameters are trained, which parts are
+        in training mode, and what code has set in attributes of torch's own parts. Raises ``TrainingCodeError`` for parts and
+        parameters that the next generation would not have.
         """
+        self._as_built.check()
         if len(self.optimizer.param_groups) != self._groups:
             raise SparkElasticError(
                 f"the optimizer has {len(self.optimizer.param_groups)} parameter groups, and optimizer= has made {self._groups}; "
@@ -132,6 +136,7 @@ class ShardedModel:
             "scheduler": scheduler,
             "trained": {name: parameter.requires_grad for name, parameter in self._parameters.items()},
             "training": {name: part.training for name, part in self.module.named_modules()},
+            "attributes": self._as_built.changed_attributes(),
             "extra": {
                 name: part.get_extra_state() for name, part in self.module.named_modules() if has_extra_state(part)
             },
@@ -155,6 +160,7 @@ class ShardedModel:
             parameter.requires_grad_(kept["trained"][name])
         for name, module in parts.items():
             module.training = kept["training"][name]
+        self._as_built.set_attributes(kept["attributes"])
         for name, extra in kept.get("extra", {}).items():  # checkpoints of earlier releases have none
             parts[name].set_extra_state(extra)
         if self.scheduler is not None:

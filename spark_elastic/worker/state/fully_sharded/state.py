@@ -17,6 +17,7 @@ from spark_elastic.worker.checks.plain_loaders import PlainLoaders
 from spark_elastic.worker.checks.reachable import find_optimizers
 from spark_elastic.worker.checks.same_inputs import same_inputs
 from spark_elastic.worker.checks.training_code import TrainingChecks
+from spark_elastic.worker.checks.unkept_attributes import UnkeptAttributes
 from spark_elastic.worker.context import device
 from spark_elastic.worker.job import Job
 from spark_elastic.worker.state.fully_sharded.keeper import FullySharded
@@ -37,6 +38,21 @@ class _Checks(TrainingChecks):
     def __init__(self, state: ShardedState, job: Job, plain_loaders: PlainLoaders | None = None) -> None:
         super().__init__(state, job, plain_loaders)
         self._sharded = state
+        self._made_attributes = UnkeptAttributes()
+
+    def begin(self) -> None:
+        """Begin a generation, whose model and optimizer are new."""
+        super().begin()
+        self._made_attributes.begin()
+
+    def before_step(self, optimizer: torch.optim.Optimizer, has_closure: bool = False) -> None:
+        """Look also at the attributes of the model and optimizer, which are no values of the State."""
+        super().before_step(optimizer, has_closure)
+        for text in self._made_attributes.look(optimizer, self._made, lambda: {**self._shared(), **self._local()}):
+            self._warn(text)
+
+    def _made(self) -> dict[str, object]:
+        return {"model": self._sharded.model, "optimizer": self._sharded.optimizer}
 
     def _optimizers(self) -> list[torch.optim.Optimizer]:
         return [self._sharded.optimizer]
@@ -71,8 +87,9 @@ class ShardedState(TorchState):
 
     A module that ``build`` makes on the meta device is never whole on any rank. The job then begins with the values that
     ``reset_parameters`` of the module's parts draw on rank 0, one part after the other. With a module on the CPU, the job
-    begins with rank 0's values. Each rank keeps whole: its own buffers, which parts are frozen or in evaluation mode, settings
-    of the optimizer such as learning rates, and the scheduler's state.
+    begins with rank 0's values. Each rank keeps whole: its own buffers, which parts are frozen or in evaluation mode, attributes
+    of torch's own modules such as the rate of a dropout, settings of the optimizer such as learning rates, and the scheduler's
+    state. A commit raises ``TrainingCodeError`` if code has replaced, added or removed a module or parameter since.
 
     ``commit`` copies this rank's rows, sends them to the next rank of the ring (the ``redundancy`` next ones, 1 or 2), and
     blocks until all ranks hold those of their neighbours. After a loss, and when workers join, rows go point to point to where

@@ -173,6 +173,41 @@ def test_a_scheduler_that_the_state_does_not_make_is_warned_of(stage: Stage) -> 
     assert schedule.optimizer is state.optimizer
 
 
+class Counting(nn.Linear):
+    """Counts its calls in an attribute, or in its extra state."""
+
+    calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return super().forward(x)
+
+
+class CountingInItsState(Counting):
+    def get_extra_state(self) -> int:
+        return self.calls
+
+    def set_extra_state(self, state: int) -> None:
+        self.calls = state
+
+
+def test_a_count_in_an_attribute_of_the_model_is_warned_of(stage: Stage) -> None:
+    stage.begin(state := made(build=lambda: Counting(3, 2), steps=0))
+    for _ in range(4):
+        train(state)
+    with pytest.warns(UserWarning, match=r"attribute state\.model\.calls changes while it trains.*register_buffer"):
+        train(state)
+
+
+def test_a_count_that_is_extra_state_of_the_model_is_part_of_a_commit(stage: Stage) -> None:
+    stage.begin(state := made(build=lambda: CountingInItsState(3, 2), steps=0))
+    for _ in range(5):
+        train(state)
+    state.commit()
+    held_again(stage, state)
+    assert state.model.calls == 5
+
+
 def test_a_commit_of_gradients_that_no_step_has_used_is_refused(begun: ShardedState) -> None:
     begun.optimizer.zero_grad()
     begun.model(torch.ones(1, 3)).sum().backward()
