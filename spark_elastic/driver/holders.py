@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from spark_elastic.driver.workers import Worker
+from spark_elastic.errors import name_worker
 from spark_elastic.protocol.messages import CommitId
 
 
@@ -43,7 +44,7 @@ def tell_loss(workers: Sequence[Worker], ranks: Mapping[int, int], commit: Commi
     missing = sorted(set(range(held[0].of)).difference(*(slices.held for slices in held))) if held else []
     lost = f"{_tell(missing, held[0].of)} of the newest commit" if missing else "the newest commit"
     rest = "; ".join(
-        f"rank {ranks[worker.worker]} holds "
+        f"{name_worker(worker.worker, ranks[worker.worker])} holds "
         + " and ".join(f"{_tell(slices.held, slices.of)} of commit {slices.commit}" for slices in worker.slices)
         for worker in workers
         if worker.slices and worker.worker in ranks

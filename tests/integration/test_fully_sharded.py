@@ -73,7 +73,7 @@ def test_two_neighbours_may_be_lost_with_a_redundancy_of_two(cluster: Any, undis
 def test_two_neighbours_lose_the_state_otherwise_and_the_error_says_who_holds_what(cluster: Any) -> None:
     with pytest.raises(
         StateLostError,
-        match=r"(?s)rank 0 holds slices 0, 1 of 4 of commit 1\.4; rank 3 holds slices 0, 3 of 4 of commit.*"
+        match=r"(?s)rank 0 \(worker \d\) holds slices 0, 1 of 4 of commit 1\.4; rank 3 \(worker \d\) holds slices 0, 3 of 4.*"
         r"with a ShardedState run the job again, which goes on from what the function has last written by torch\.distributed",
     ):
         train(cluster, pair=5)

@@ -110,7 +110,8 @@ def test_two_neighbours_may_be_lost_with_a_redundancy_of_two(cluster: Any, undis
 
 def test_more_losses_than_the_redundancy_lose_the_state_and_say_who_holds_what(cluster: Any) -> None:
     with pytest.raises(
-        StateLostError, match=r"rank 0 holds slices 0, 1 of 4 of commit 1\.\d.*rank 3 holds slices 0, 3 of 4"
+        StateLostError,
+        match=r"rank 0 \(worker \d\) holds slices 0, 1 of 4 of commit 1\.\d.*rank 3 \(worker \d\) holds slices 0, 3 of 4",
     ):
         train(cluster, pair=10, min_np=4)
 
@@ -180,7 +181,7 @@ def test_a_divided_optimizer_goes_on_after_planned_changes_and_nobody_gathers_we
 def test_a_divided_optimizer_is_lost_with_two_neighbours_and_not_with_a_redundancy_of_two(
     cluster: Any, undisturbed: str, commit: str
 ) -> None:
-    with pytest.raises(StateLostError, match=r"rank 3 holds slices 0, 3 of 4"):
+    with pytest.raises(StateLostError, match=r"rank 3 \(worker \d\) holds slices 0, 3 of 4"):
         train(cluster, pair=10, zero=True, min_np=4, commit=commit)
     results = train(cluster, pair=10, spoil=True, zero=True, redundancy=2, min_np=4, commit=commit)
     assert {result["digest"] for result in results} == {undisturbed}

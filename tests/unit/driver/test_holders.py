@@ -84,8 +84,8 @@ def lose_neighbours(**settings: bool) -> Script:
 def test_a_job_whose_survivors_lack_a_slice_fails_and_says_which_rank_holds_what() -> None:
     error = lose_neighbours().error
     assert isinstance(error, StateLostError)
-    told = "all workers that held slice 2 of 4 of the newest commit were lost (rank 0 holds slices 0, 1 of 4 of commit 1.1; "
-    assert str(error).startswith(told + "rank 3 holds slices 0, 3 of 4 of commit 1.1)")
+    told = "all workers that held slice 2 of 4 of the newest commit were lost (rank 0 (worker 0) holds slices 0, 1 of 4 of "
+    assert str(error).startswith(told + "commit 1.1; rank 3 (worker 3) holds slices 0, 3 of 4 of commit 1.1)")
 
 
 def test_with_a_durable_checkpoint_what_is_left_of_the_slices_is_forgotten() -> None:
@@ -103,5 +103,6 @@ def test_nothing_is_told_of_slices_where_commits_are_kept_whole() -> None:
 
 
 def test_slices_of_an_earlier_commit_are_told_of_where_nobody_is_left_that_holds_one_of_the_newest() -> None:
-    told = tell_loss([in_slices(1, 3, LAST)], {1: 1}, CommitId(9, 1))
-    assert told == f"all workers that held the newest commit were lost (rank 1 holds slices 1, 2 of 3 of commit {LAST})"
+    told = tell_loss([in_slices(1, 3, LAST)], {1: 0}, CommitId(9, 1))
+    holder = f"rank 0 (worker 1) holds slices 1, 2 of 3 of commit {LAST}"
+    assert told == f"all workers that held the newest commit were lost ({holder})"
