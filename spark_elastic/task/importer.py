@@ -39,7 +39,7 @@ SPARKS_OWN = "PYTHON_WORKER_FACTORY_"
 # How many tasks may wait for an importer that is still importing: more than any machine has cores.
 BACKLOG = 1024
 # How long to retry while another task has taken the name but does not listen yet, or an importer gives up the name. Both take
-# microseconds.
+# microseconds. No longer, either, while whoever has the name lets its queue stay full, as another user might.
 TURN_SECONDS = 1.0
 # How long an importer that is asked to end may take.
 END_SECONDS = 2.0
@@ -101,7 +101,7 @@ def ask_importer(environment: Mapping[str, str]) -> WarmParent:
     try:
         address = _prefix(find_executor_pid()) + _digest(ProcessSetting.of_a_child(shared))
         connection = _connect(address, shared)
-    except OSError:  # the working directory is gone, or the name is taken by another user
+    except OSError:  # the working directory is gone, or the name is taken, such as by another user
         return StartedParent(environment)
     own = {name: value for name, value in environment.items() if name in SLOT_VARIABLES}
     packets.send(connection, packets.Fork(own))
@@ -130,14 +130,16 @@ def _connect(address: str, environment: Mapping[str, str]) -> socket.socket:
     while True:
         begun = time.monotonic()
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection.setblocking(False)  # a full queue must hold up nobody
         try:
             connection.connect("\0" + address)
             if not is_peer_mine(connection):
                 raise PermissionError(f"{address} is a socket of another user")
+            connection.setblocking(True)
             return connection
         except OSError as error:
             connection.close()
-            if not isinstance(error, ConnectionRefusedError):
+            if not isinstance(error, (ConnectionRefusedError, BlockingIOError)):
                 raise
         if not _start(address, environment):
             if begun > end:
@@ -200,8 +202,9 @@ def _ask_to_end(address: str, wait: bool = True) -> None:
 
 def _addresses(prefix: str) -> set[str]:
     """Return the names at which an executor's importers listen."""
-    names = (line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines())
-    return {name[1:] for name in names if name.startswith(f"@{prefix}")}
+    # Names of other users may consist of any bytes, also those that end a line.
+    words = Path("/proc/net/unix").read_text(errors="replace").split()
+    return {word[1:] for word in words if word.startswith(f"@{prefix}")}
 
 
 def _prefix(executor: int) -> str:

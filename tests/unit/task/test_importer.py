@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -165,6 +167,40 @@ def test_where_the_name_belongs_to_another_user_the_task_starts_a_parent_of_its_
     assert isinstance(parent, StartedParent)
     parent.connection.close()
     assert parent.wait(SECONDS)
+
+
+@pytest.mark.usefixtures("change")
+def test_where_the_names_holder_has_a_full_queue_the_task_starts_a_parent_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(importer, "TURN_SECONDS", 0.05)
+    monkeypatch.setattr(importer, "_digest", lambda setting: "held")
+    name = f"\0{importer._prefix(os.getpid())}held"
+    with contextlib.ExitStack() as held:
+        holder = held.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        holder.bind(name)
+        holder.listen(0)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                waiting = held.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+                waiting.setblocking(False)
+                waiting.connect(name)
+        parent = ask_importer({**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    assert isinstance(parent, StartedParent)
+    parent.connection.close()
+    assert parent.wait(SECONDS)
+
+
+@pytest.mark.usefixtures("change")
+@pytest.mark.parametrize("name", [b"\xff\xfe", b"x\n\nx"])
+def test_sockets_of_other_users_may_have_any_names(name: bytes) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as strange:
+        strange.bind(b"\0spark_elastic-test-%d" % os.getpid() + name)
+        parent = ask_importer(os.environ)
+        assert isinstance(parent, RequestedParent)
+        packets.receive_answer(parent.connection)
+        parent.connection.close()
+        end_idle_importers()
 
 
 @pytest.mark.usefixtures("change")
