@@ -1,9 +1,9 @@
 """Door: the driver's listening socket, at which strangers may knock as often as they like.
 
 A TLS handshake takes some 300 KiB until the peer has shown the job's certificate, so only a few are in progress at a time. The
-other connections wait, each holding a descriptor. Addresses take turns, and for each address the latest connection goes first,
-so that a peer that arrives after a flood of connections does not have to wait for all of them. A slow handshake is cut off when
-other connections wait.
+other connections wait, each holding a descriptor, of which the process that calls ``run`` needs some, too. Addresses take turns,
+and for each address the latest connection goes first, so that a peer that arrives after a flood of connections does not have to
+wait for all of them. A slow handshake is cut off when other connections wait.
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import resource
 import socket
 import ssl
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Generic, TypeVar
+
+import psutil
 
 from spark_elastic.errors import SparkElasticError
 from spark_elastic.protocol.connection import HANDSHAKE_SECONDS
@@ -28,7 +31,17 @@ logger = logging.getLogger("spark_elastic")
 T = TypeVar("T")
 # The errors of an address that is none of this machine. Only Spark's setting names such a one.
 _OF_ADDRESSES = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
+MOST_WAITING = 1024
 Accepted = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[object, object, None]]
+
+
+def _most_waiting() -> int:
+    """Return 1,024, or a quarter of the descriptors that this process may still open if that is less."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return MOST_WAITING
+    left: int = soft - psutil.Process().num_fds()
+    return max(1, min(MOST_WAITING, left // 4))
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +49,7 @@ class DoorLimits:
     """How many handshakes run at a time, how many connections may wait, and how long a handshake may take while others wait."""
 
     handshakes: int = 64
-    waiting: int = 1024
+    waiting: int = field(default_factory=_most_waiting)
     hurried_seconds: float = 2.0
 
 
@@ -55,8 +68,10 @@ class WaitingLine(Generic[T]):
         """Add a connection to the line of its address. Return the connection to close if there are too many now, else None."""
         self._by_address.setdefault(address, []).append(who)
         self._count += 1
-        if self._count <= self._limit:
-            return None
+        return None if self._count <= self._limit else self.give_up()
+
+    def give_up(self) -> T:
+        """Take the connection that waits longest at the address with the most out of the line, which must not be empty."""
         most = max(self._by_address, key=lambda address: len(self._by_address[address]))
         return self._take(most, 0)
 
@@ -140,7 +155,12 @@ class Door:
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return
         except OSError as error:
-            # No descriptor is left. The kernel keeps new connections waiting in the meantime.
+            # No descriptor is left.
+            if self._line:
+                self._line.give_up().close()  # the loop calls this method again
+                self._warn(f"a connection cannot be accepted: {error}; some that wait for a handshake are closed")
+                return
+            # The kernel keeps new connections waiting in the meantime.
             logger.warning("a connection cannot be accepted: %s", error)
             self._loop.remove_reader(self._listener)
             self._loop.call_later(1.0, self._listen_again)
@@ -149,14 +169,15 @@ class Door:
         turned_away = self._line.join(str(peer[0]), connection)
         if turned_away is not None:
             turned_away.close()
-            if not self._has_warned:
-                self._has_warned = True
-                logger.warning(
-                    "more than %d connections wait for a handshake, the last from %s; some are closed",
-                    self._limits.waiting,
-                    peer[0],
-                )
+            self._warn(
+                f"more than {self._limits.waiting} connections wait for a handshake, the last from {peer[0]}; some are closed"
+            )
         self._let_in()
+
+    def _warn(self, text: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning(text)
 
     def _listen_again(self) -> None:
         if self._listener.fileno() >= 0:

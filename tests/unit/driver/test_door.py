@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import resource
 import socket
 import ssl
 from collections.abc import Iterator
 from typing import Any
 
+import psutil
 import pytest
 
 from spark_elastic.driver.door import Door, DoorLimits, WaitingLine, listen
@@ -47,7 +50,18 @@ def strangers(port: int, count: int) -> Iterator[list[socket.socket]]:
             connection.close()
 
 
-def play(scene: Any, limits: DoorLimits) -> Any:
+class FewDescriptors(socket.socket):
+    """Listens in a process that has no descriptor left while ten connections wait."""
+
+    door: Door
+
+    def accept(self) -> Any:
+        if self.door.waiting == 10:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return super().accept()
+
+
+def play(scene: Any, limits: DoorLimits, listens: type[socket.socket] = socket.socket) -> Any:
     """Run ``scene(port, door)``; the door says b"hello" to whoever has come in."""
 
     async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -57,8 +71,10 @@ def play(scene: Any, limits: DoorLimits) -> Any:
         writer.transport.abort()
 
     async def run() -> Any:
-        listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+        listener = listens(fileno=socket.create_server(("127.0.0.1", 0), backlog=128).detach())
         door = Door(listener, CREDENTIALS.server_context(), greet, limits)
+        if isinstance(listener, FewDescriptors):
+            listener.door = door
         door.open()
         try:
             return await asyncio.wait_for(scene(door.port, door), SECONDS)
@@ -93,6 +109,32 @@ def test_a_flood_of_silent_strangers_gets_few_handshakes_and_a_member_comes_in_a
             return greetings
 
     assert play(scene, DoorLimits(handshakes=5, waiting=20)) == [b"hello"] * 3
+
+
+def test_where_no_descriptor_is_left_those_who_wait_give_way_and_a_member_comes_in() -> None:
+    async def scene(port: int, door: Door) -> bytes:
+        def is_turned_away(stranger: socket.socket) -> bool:
+            with contextlib.suppress(BlockingIOError):
+                return not stranger.recv(1, socket.MSG_DONTWAIT)
+            return False
+
+        with strangers(port, 30) as made:
+            await until(lambda: sum(map(is_turned_away, made)) == 15)
+            door._limits = DoorLimits(handshakes=6)
+            return await come_in(port)
+
+    assert play(scene, DoorLimits(handshakes=5, hurried_seconds=SECONDS), FewDescriptors) == b"hello"
+
+
+@pytest.mark.parametrize(
+    ("limit", "waiting"), [(1024, 250), (1_048_576, 1024), (resource.RLIM_INFINITY, 1024), (24, 1)]
+)
+def test_most_descriptors_of_the_process_are_left_to_others(
+    monkeypatch: pytest.MonkeyPatch, limit: int, waiting: int
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (limit, resource.RLIM_INFINITY))
+    monkeypatch.setattr(psutil.Process, "num_fds", lambda process: 24)
+    assert DoorLimits().waiting == waiting
 
 
 def test_who_is_slow_is_not_hurried_while_nobody_waits() -> None:
