@@ -100,6 +100,12 @@ def test_a_driver_that_cannot_be_reached_is_told_with_its_addresses_and_what_to_
         serve(Heard(), connect=failing(OSError("no route")))
 
 
+def test_a_driver_that_was_reached_and_ended_the_connection_is_not_said_to_be_out_of_reach() -> None:
+    with pytest.raises(TaskRestartError, match=r"east:1, 10\.0\.0\.1:2 was reached, .*: reset\. .*too many") as raised:
+        serve(Heard(), connect=failing(ConnectionResetError("reset")))
+    assert "spark.driver.host" not in str(raised.value)
+
+
 @pytest.mark.parametrize("answer", [m.ReleaseTask(), ConnectionLostError("gone")])
 def test_a_task_that_is_not_welcome_is_no_host(answer: Any) -> None:
     class Unfriendly(Heard):
