@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from spark_elastic import __version__
+from spark_elastic._plain import plain
 from spark_elastic._text import without_secrets
 from spark_elastic.cli import diff, doctor, inspect, leave, run, summary, timeline
 from spark_elastic.errors import SparkElasticError
@@ -59,11 +60,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _said(error: Exception, given: Sequence[str]) -> str:
-    """Return an error's text without the secrets of URLs among the arguments."""
+    """Return an error's text without control codes, and without the secrets of URLs among the arguments."""
     said = str(error)
     for argument in given:
         said = without_secrets(said, argument)
-    return said
+    return plain(said)
 
 
 def _nobody_reads() -> bool:

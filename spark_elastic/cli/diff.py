@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 
+from spark_elastic._plain import plain
+
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the parser."""
@@ -28,7 +30,7 @@ def diff(options: argparse.Namespace) -> int:
     found = first_difference(one, other)
     if found is not None:
         path, how = found
-        print(json.dumps({"equal": False, "path": path, "how": how}) if options.json else f"{path}: {how}")
+        print(json.dumps({"equal": False, "path": path, "how": how}) if options.json else plain(f"{path}: {how}"))
         return 1
     content = digest(one)
     if options.json:
@@ -36,5 +38,5 @@ def diff(options: argparse.Namespace) -> int:
         return 0
     print(f"equal: sha256 {content.sha256}")
     for path in content.uncompared:
-        print(f"! not compared, because reading it would run code: {path}")
+        print(plain(f"! not compared, because reading it would run code: {path}"))
     return 0

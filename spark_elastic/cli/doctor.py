@@ -29,6 +29,7 @@ from pathlib import Path
 
 import psutil
 
+from spark_elastic._plain import plain
 from spark_elastic.cli.run import is_connect_url, make_session, pairs
 from spark_elastic.launchers.defaults import cores
 from spark_elastic.launchers.gpus import find_gpus
@@ -96,7 +97,8 @@ def examine(options: argparse.Namespace) -> int:
     else:
         for finding in findings:
             mark = {Level.FINE: "  ok     ", Level.WARNING: "? warning", Level.FAULT: "! FAULT  "}[finding.level]
-            print(f"{mark} {finding.topic}: {finding.what}" + (f"\n            → {finding.fix}" if finding.fix else ""))
+            fix = f"\n            → {finding.fix}" if finding.fix else ""
+            print(plain(f"{mark} {finding.topic}: {finding.what}{fix}"))
     return int(any(finding.level is Level.FAULT for finding in findings))
 
 

@@ -9,6 +9,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
+from spark_elastic._plain import plain
 from spark_elastic._text import shown
 from spark_elastic.errors import CheckpointError, DataError
 
@@ -64,15 +65,16 @@ def inspect(options: argparse.Namespace) -> int:
     low, middle, high = facts["rows_per_group"]
     small, usual, big = facts["bytes_per_group"]
     print(
-        f"{shown(options.dataset)}: {facts['files']:,} files, {facts['row_groups']:,} row groups, {facts['rows']:,} rows"
+        f"{plain(shown(options.dataset))}: {facts['files']:,} files, {facts['row_groups']:,} row groups, "
+        f"{facts['rows']:,} rows"
     )
     print(f"  {size(facts['stored_bytes'])} stored, {size(facts['bytes'])} uncompressed")
     print(f"  rows in a group: {low:,} to {high:,}, median {middle:,}")
     print(f"  bytes in a group: {size(small)} to {size(big)}, median {size(usual)}")
     for name, kind in _columns(manifest).items():
-        print(f"  {name}: {kind}")
+        print(plain(f"  {name}: {kind}"))
     for warning in facts["warnings"]:
-        print(f"! {warning}")
+        print(plain(f"! {warning}"))
     return 0
 
 
@@ -113,14 +115,14 @@ def inspect_checkpoint(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(facts))
         return 0
-    print(f"{shown(options.dataset)}: {counted(len(listing.complete), 'checkpoint')}")
+    print(f"{plain(shown(options.dataset))}: {counted(len(listing.complete), 'checkpoint')}")
     for found in checkpoints:
-        print("  " + found["name"] + (f", {found['metric']} {found['value']:g}" if "metric" in found else ""))
+        print(plain("  " + found["name"] + (f", {found['metric']} {found['value']:g}" if "metric" in found else "")))
     print(f"{saved.name}, {counted(saved.steps, 'step')}, {counted(saved.size, 'worker')}: sha256 {content.sha256}")
     for name, value in objects.items():
-        print(f"  {name}{_shown(value)}")
+        print(plain(f"  {name}{_shown(value)}"))
     for path in content.uncompared:
-        print(f"! not in the hash, because reading it would run code: {path}")
+        print(plain(f"! not in the hash, because reading it would run code: {path}"))
     return 0
 
 

@@ -66,6 +66,23 @@ def test_inspect_names_the_checkpoints_with_their_scores_and_shows_plain_values_
     assert "  weights: 1 tensor, 8 B\n  epoch: 3\n  notes\n  losses\n" in shown
 
 
+def test_names_with_control_codes_leave_the_terminal_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for folder, epoch in (("one", 1), ("other", 2)):
+        snapshot = Snapshot()
+        objects = {"epoch\x1b[31m": epoch, "dice\x1b[31m": random.Random(1)}
+        snapshot.take({"steps": 6, "size": 1, "objects": objects}, None)
+        directory = CheckpointDirectory(str(tmp_path / folder))
+        directory.write(CheckpointName(1, 1, 5), encode(snapshot))
+        directory.write_score(CheckpointName(1, 1, 5), Score("loss\x1b[31m", "min", 0.25))
+    one, other = str(tmp_path / "one"), str(tmp_path / "other")
+    assert [main(command) for command in (["inspect", one], ["diff", one, other], ["diff", one, one])] == [0, 1, 0]
+    text = capsys.readouterr().out
+    assert "\x1b" not in text
+    assert "000001-000001-000000005, loss 0.25\n" in text
+    assert "  epoch: 1\n" in text
+    assert "run code: dice (random.Random)\nepoch: " in text
+
+
 def test_objects_that_only_code_could_bring_back_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for folder, seed in (("one", 1), ("other", 2)):
         snapshot = Snapshot()

@@ -88,6 +88,15 @@ def test_local_training_wants_no_java_and_no_spark(
     assert set(examined(capsys, "--local")[1]) == {"torch"}
 
 
+def test_findings_with_control_codes_leave_the_terminal_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = [Diagnosis(Level.WARNING, "topic", "what\x1b[31m", "fix\x1b[31m")]
+    monkeypatch.setattr(doctor, "examine_local", lambda: found)
+    assert main(["doctor", "--local"]) == 0
+    assert capsys.readouterr().out == "? warning topic: what\n            → fix\n"
+
+
 def test_it_says_what_local_training_would_use() -> None:
     assert "trains on the 2 GPUs of this machine" in check_local(("0", "1"), 8).what
     assert "trains on the 8 cores of this machine" in check_local((), 8).what

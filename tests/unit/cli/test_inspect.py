@@ -35,6 +35,18 @@ def test_the_figures_of_a_dataset_are_printed(tmp_path: Path, capsys: pytest.Cap
     assert "!" not in text
 
 
+def test_names_with_control_codes_leave_the_terminal_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "d\x1b[31m" / "part\x1b[31m=1"
+    folder.mkdir(parents=True)
+    pq.write_table(pa.table({"x\x1b]0;title\x07y": [1, 2]}), folder / "a.parquet")
+    assert main(["inspect", str(folder.parent)]) == 0
+    text = capsys.readouterr().out
+    assert "  xy: int64\n  part: " in text
+    assert not {"\x1b", "\x07"} & set(text)
+    assert main(["inspect", str(folder / "none")]) == 2
+    assert "\x1b" not in capsys.readouterr().err
+
+
 def test_all_of_it_can_be_had_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["inspect", str(write(tmp_path / "d", 10, 20)), "--json", "--workers", "1"])
     facts = json.loads(capsys.readouterr().out)
