@@ -74,9 +74,13 @@ class LeaveCommand:
             raise FileExistsError("another spark-elastic leave runs here")
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         with _meeting_place() as path:
-            if os.path.lexists(path):
-                os.unlink(path)  # left by a command that was killed
-            self._listener.bind(path)
+            try:
+                if os.path.lexists(path):
+                    os.unlink(path)  # left by a command that was killed
+                self._listener.bind(path)
+            except OSError as error:
+                self._listener.close()
+                raise PermissionError(_refused(path, error)) from error
             os.chmod(path, 0o600)
         self._listener.listen(socket.SOMAXCONN)
         return self
@@ -129,6 +133,16 @@ def _meeting_place() -> Iterator[str]:
         yield f"/proc/self/fd/{folder}/spark_elastic-leave-{os.getuid()}"
     finally:
         os.close(folder)
+
+
+def _refused(path: str, error: OSError) -> str:
+    """Say why the socket cannot be made: other users of the machine may have made something of its name."""
+    place = os.path.join(tempfile.gettempdir(), os.path.basename(path))
+    try:
+        owner = f"; what is there belongs to the user with the number {os.lstat(path).st_uid}: have it removed"
+    except OSError:
+        owner = ""
+    return f"the socket {place}, by which tasks find this command, cannot be made: {error.strerror}{owner}"
 
 
 def _uid_behind(end: socket.socket) -> int:

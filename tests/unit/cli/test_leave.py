@@ -127,6 +127,26 @@ def test_where_no_task_runs_nothing_is_waited_for(
     assert json.loads(capsys.readouterr().out).items() >= {"tasks": 0, "left": 0}.items()
 
 
+def test_what_has_the_sockets_name_is_told_with_its_place_and_owner(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / f"spark_elastic-leave-{os.getuid()}"
+    place.mkdir()
+    assert main(["leave"]) == 2
+    error = capsys.readouterr().err
+    assert f"the socket {place}, by which" in error
+    assert f"belongs to the user with the number {os.getuid()}" in error
+    place.rmdir()
+
+
+def test_a_folder_that_takes_no_socket_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/proc/self/fd")
+    with pytest.raises(
+        PermissionError, match=r"the socket /proc/self/fd/spark_elastic-leave-\d+, .* cannot be made: [^;]+$"
+    ):
+        LeaveCommand().__enter__()
+
+
 def test_there_is_one_command_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:
     with LeaveCommand():
         assert main(["leave"]) == 2
