@@ -296,6 +296,12 @@ def test_a_cancellation_is_told_from_a_loss(reason: str, is_cancellation: bool) 
     assert bool(cancellation_in(reason)) == is_cancellation
 
 
+def test_a_cancellation_is_told_in_one_line_without_javas_stack() -> None:
+    line = "[SPARK_JOB_CANCELLED] Job 3 cancelled as part of cancellation of all jobs SQLSTATE: XXKDA"
+    story = f"An error occurred while calling o1.collectToPython.\n: org.apache.spark.SparkException: {line}\n\tat org.apache"
+    assert cancellation_in(story) == cancellation_in(line) == f"its Spark jobs were cancelled ({line})"
+
+
 def test_a_stopped_context_that_cancels_its_jobs_is_said_to_be_stopped() -> None:
     assert cancellation_in("Job 0 cancelled because SparkContext was shut down") == "the SparkContext was stopped"
 
