@@ -27,6 +27,8 @@ Hooks = tuple["OrderedDict[int, Callable[..., object]] | None", "OrderedDict[int
 _SPARKS_OWN = {
     "Accumulator": "to which only Spark's own tasks add: return the number, or give it to state.report",
     "Broadcast": "which only Spark's own tasks can read: give its value itself, broadcast.value",
+    "DataFrame": "which only Spark's driver can use: write it to a dataset, and give a loader the path",
+    "SparkSession": "which only Spark's driver can use: call Spark before run, and give the result as an argument",
 }
 
 

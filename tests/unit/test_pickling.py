@@ -144,10 +144,14 @@ def test_functions_with_a_cache_travel_with_the_script_that_defines_them() -> No
             r"only Spark's own tasks can read: give its value itself, broadcast\.value",
         ),
         ("Accumulator", "pyspark.accumulators", "only Spark's own tasks add: return the number"),
+        ("DataFrame", "pyspark.sql.classic.dataframe", "only Spark's driver can use: write it to a dataset"),
+        ("DataFrame", "pyspark.sql.connect.dataframe", "only Spark's driver can use: write it to a dataset"),
+        ("SparkSession", "pyspark.sql.session", "only Spark's driver can use: call Spark before run"),
+        ("SparkSession", "pyspark.sql.connect.session", "only Spark's driver can use: call Spark before run"),
     ],
 )
-def test_what_works_in_sparks_own_tasks_only_is_refused(kind: str, module: str, words: str) -> None:
-    """An accumulator was pickled, and what workers added to it was lost without a word."""
+def test_what_works_in_sparks_own_tasks_or_driver_only_is_refused(kind: str, module: str, words: str) -> None:
+    """Accumulators and what belongs to Spark Connect can be pickled: additions are lost, and workers have no server."""
     value = object.__new__(getattr(pytest.importorskip(module), kind))
     with pytest.raises(TypeError, match=words):
         dumps({"mine": [value]})
