@@ -28,7 +28,8 @@ def shutdown() -> None:
     """End the processes that runs have left for the next run, on this machine and on executors, and wait for their end.
 
     Such a process has imported torch, so that the next run need not. It ends by itself when it has not been used for ten
-    minutes. After ``run(local=True)`` it also ends with this process, and on an executor with the executor or the session.
+    minutes. After ``run(local=True)`` it also ends with this process, and on an executor with the executor. Executors of Spark
+    Connect outlive the session: call this before ``stop()``, because a session that is stopped runs no job any more.
 
     Running jobs are not disturbed, and a run after this call starts as the first one did. On executors, a short Spark job with
     as many tasks as the cluster has cores looks for the processes. If no core becomes free within 30 seconds, the call returns
