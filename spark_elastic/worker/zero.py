@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from spark_elastic.errors import RanksDifferError, SparkElasticError
+from spark_elastic.errors import RanksDifferError, SparkElasticError, TrainingCodeError
 from spark_elastic.worker.context import current_world
 from spark_elastic.worker.job import current_job
 from spark_elastic.worker.memory_layout import laid_out
@@ -80,14 +80,18 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
     weights, and blocks until all ranks have stepped; it raises ``WorkerLostError`` when a rank is lost. Parameter groups,
     schedulers, GradScaler and ``clip_grad_norm_`` work as with the plain optimizer, because all ranks have all gradients.
 
-    The optimizer has to update each parameter independently, from its own gradient and state. So LBFGS is refused, and so is a
-    step in which an optimizer changes its own settings or keeps state that belongs to no parameter. A step that combines
-    several parameters, as in the norm of all gradients, sees only those of its rank. Neighbours then get different weights for
-    the same parameters, and so they do if gradients were not averaged. They compare all of these at steps 1, 2, 4, 8 … of a
-    generation and one at each other step, on GPUs at each 61st, and raise ``RanksDifferError``. The state is divided inside an
-    elastic function whose State has the optimizer, in worlds of more than two ranks (three with ``redundancy=2``). Everywhere
-    else, and under ``run(elastic=False)``, this is the plain optimizer. ``add_param_group`` is refused while the state is
-    divided.
+    The optimizer has to update each parameter independently, from its own gradient and state. So LBFGS is refused, and so are
+    optimizers with a ``state_dict`` or ``load_state_dict`` of their own, and a step in which an optimizer changes its own
+    settings or keeps state that belongs to no parameter. A step that combines several parameters, as in the norm of all
+    gradients, sees only those of its rank. Neighbours then get different weights for the same parameters, and so they do if
+    gradients were not averaged. They compare all of these at steps 1, 2, 4, 8 … of a generation and one at each other step, on
+    GPUs at each 61st, and raise ``RanksDifferError``.
+
+    The state is divided inside an elastic function whose State has the optimizer, in worlds of more than two ranks (three with
+    ``redundancy=2``). Everywhere else, and under ``run(elastic=False)``, this is the plain optimizer. While the state is
+    divided, ``add_param_group`` is refused, and so are parameters that change their order, such as two that change places
+    between groups. Hooks of torch for the steps of all optimizers see both this step and the optimizer's inside it, on each
+    rank that updates parameters.
     """
 
     def __init__(
@@ -99,7 +103,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         """Make the plain optimizer, which keeps its whole state until the elastic function divides it. Does not block.
 
         Raises ``TypeError`` if ``optimizer_class`` makes no optimizer, ``ValueError`` if its optimizer does not update each
-        parameter independently, such as LBFGS, and whatever ``optimizer_class`` raises.
+        parameter independently, such as LBFGS, or has a state dict of its own, and whatever ``optimizer_class`` raises.
         """
         if not callable(optimizer_class):
             raise TypeError(
@@ -112,11 +116,17 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
             raise ValueError(
                 f"{type(inner).__name__} does not update each parameter by itself; use it without ZeroRedundancyOptimizer"
             )
+        if _saves_more(inner):
+            raise ValueError(
+                f"{type(inner).__name__} has a state_dict() or load_state_dict() of its own, which may keep state that belongs "
+                "to no parameter and cannot be divided among ranks; use it without ZeroRedundancyOptimizer"
+            )
         # The optimizer that updates the parameters of this rank; its groups have this one's settings.
         self._inner: torch.optim.Optimizer | None = None
         self._division: Division | None = None
-        # The sizes of the parameters when the state was divided, and the part of each.
-        self._divided: list[int] = []
+        # The parameters when the state was divided, their sizes then, and the part of each.
+        self._divided: list[torch.Tensor] = []
+        self._sizes: list[int] = []
         self._dealt: list[int] = []
         # The number of steps since then.
         self._steps = 0
@@ -126,10 +136,15 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         self._inner = inner
 
     @property
+    def inner(self) -> torch.optim.Optimizer:
+        """The optimizer whose state is divided, which updates the parameters of this rank."""
+        assert self._inner is not None, "it is made with this optimizer"
+        return self._inner
+
+    @property
     def plain_class(self) -> type[torch.optim.Optimizer]:
         """The class of the optimizer whose state is divided."""
-        assert self._inner is not None, "it is made with this optimizer"
-        return type(self._inner)
+        return type(self.inner)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update this rank's parameters and exchange them with the other ranks. Returns the result of ``closure``, if given."""
@@ -161,10 +176,9 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, object]) -> None:
         """Load a plain optimizer's state. While it is divided, all ranks have to load the same; each keeps its parts."""
         super().load_state_dict(state_dict)
-        assert self._inner is not None
         groups = [dict(group) for group in self.param_groups]
         # The inner optimizer knows the formats of older releases.
-        self._inner.__setstate__({"state": self.state, "param_groups": groups})
+        self.inner.__setstate__({"state": self.state, "param_groups": groups})
         for group, loaded in zip(self.param_groups, groups, strict=True):
             group.update(loaded)
         self._drop()
@@ -202,13 +216,14 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
 
     def held_state(self) -> dict[int, dict[str, Any]]:
         """Return the state that this rank keeps, by parameter number, without copying."""
+        self._check_order()
         return {number: self.state[p] for number, p in enumerate(self.parameters) if p in self.state}
 
     def divide(self, division: Division | None, held: Mapping[int, dict[str, object]] | None = None) -> None:
         """Keep only this rank's parts from now on. ``held`` is their state; by default it is taken from the present state."""
         self._division = division
-        self._divided = self.sizes
-        self._dealt = [] if division is None else deal(self._divided, division.of)
+        self._divided, self._sizes = self.parameters, self.sizes
+        self._dealt = [] if division is None else deal(self._sizes, division.of)
         self._steps = 0
         if held is not None:
             parameters = self.parameters
@@ -234,16 +249,24 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
 
     def _check_place(self) -> None:
         job = current_job()
-        if self._division is None or job is None:
-            return
-        if job.finished:
+        if self._division is not None and job is not None and job.finished:
             raise SparkElasticError(
                 "the optimizer's state is divided among ranks that have left the elastic function: call step() and "
                 "state_dict() inside it, on all ranks"
             )
-        if self.sizes != self._divided:
-            raise SparkElasticError(
-                "parameters of a ZeroRedundancyOptimizer have changed their number or sizes while its state was divided"
+        self._check_order()
+
+    def _check_order(self) -> None:
+        """Raise ``TrainingCodeError`` if parts are no longer those of the parameters. A new one may take an old one's place."""
+        if self._division is None:
+            return
+        places = {id(parameter): number for number, parameter in enumerate(self._divided)}
+        has_moved = any(places.get(id(p), number) != number for number, p in enumerate(self.parameters))
+        if has_moved or self.sizes != self._sizes:
+            raise TrainingCodeError(
+                "parameters of a ZeroRedundancyOptimizer have changed their number, sizes or order while its state was divided "
+                "among ranks by their places in the groups: arrange them above the elastic function and change only the groups' "
+                "settings inside, or use the plain optimizer"
             )
 
     def _is_mine(self, number: int) -> bool:
@@ -258,8 +281,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
 
     def _update(self) -> None:
         """Let the plain optimizer step with the parameters of this rank."""
-        inner = self._inner
-        assert inner is not None
+        inner = self.inner
         mine = {id(parameter) for number, parameter in enumerate(self.parameters) if self._is_mine(number)}
         inner.state = self.state
         if len(inner.param_groups) != len(self.param_groups):  # a restore has removed groups that no commit holds
@@ -381,6 +403,13 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
                         whole[number][name] = room
         parameters = self.parameters
         return {number: laid_out(state, parameters[number]) for number, state in whole.items()}
+
+
+def _saves_more(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an optimizer has a state dict of its own, as none of torch's classes has."""
+    own, plain = type(optimizer), torch.optim.Optimizer
+    is_torchs = own.state_dict is plain.state_dict and own.load_state_dict is plain.load_state_dict
+    return not is_torchs or set(optimizer.state_dict()) != {"state", "param_groups"}
 
 
 def _pieces(weights: Iterable[torch.Tensor]) -> list[torch.Tensor]:

@@ -90,7 +90,8 @@ OURS = {
     },
     "Store": {"check", "checkpoint_url", "data_url", "files", "log_url", "run_url", "spark_url", "worker_url"},
     "ZeroRedundancyOptimizer": {
-        *("divide", "division", "held_state", "parameters", "plain_class", "sizes", "undivide", "whole_state_dict"),
+        *("divide", "division", "held_state", "inner", "parameters", "plain_class", "sizes", "undivide"),
+        "whole_state_dict",
     },
     "_Monitor": {"improved"},
 }

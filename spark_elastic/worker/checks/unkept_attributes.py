@@ -23,6 +23,7 @@ from spark_elastic.worker.checks.plain_values import state_of_generator
 from spark_elastic.worker.checks.unsupported import why_unsupported
 from spark_elastic.worker.module_registers import same_values
 from spark_elastic.worker.state.snapshot import find_objects, leaves
+from spark_elastic.worker.zero import ZeroRedundancyOptimizer, is_part
 
 # The steps of an optimizer in a generation at which all objects are looked at: those of each optimizer, because one object may
 # only change along with it. Those of further optimizers are not counted.
@@ -105,7 +106,7 @@ class UnkeptAttributes:
         return news
 
 
-def _told_of(unkept: Mapping[str, object]) -> dict[str, str]:
+def _told_of(unkept: Mapping[str, torch.nn.Module | torch.optim.Optimizer]) -> dict[str, str]:
     """Return what to tell, by the advice. unkept: the owners of attributes, by the attributes' places."""
     texts: dict[str, str] = {}
     for advice in dict.fromkeys(map(_advice, unkept.values())):
@@ -119,9 +120,11 @@ def _told_of(unkept: Mapping[str, object]) -> dict[str, str]:
     return texts
 
 
-def _advice(owner: object) -> str:
+def _advice(owner: torch.nn.Module | torch.optim.Optimizer) -> str:
     if isinstance(owner, torch.nn.Module):
         return "Make it a buffer (register_buffer), let get_extra_state return it"
+    if is_part(owner):
+        return "Keep it in the state of each parameter (optimizer.state[parameter])"
     return "Keep it in the optimizer's state or param_groups, let its state_dict and load_state_dict include it"
 
 
@@ -144,7 +147,7 @@ def _parts(root: object) -> Iterator[tuple[str, torch.nn.Module | torch.optim.Op
     if isinstance(root, torch.nn.Module):
         yield from root.named_modules()
     elif isinstance(root, torch.optim.Optimizer):
-        yield "", root
+        yield "", root.inner if isinstance(root, ZeroRedundancyOptimizer) else root
 
 
 def _is_own(owner: object) -> bool:
@@ -205,7 +208,9 @@ def _changed(before: Mapping[str, Seen], now: Mapping[str, Seen]) -> Iterator[tu
 # ---------------------------------------------------------------- what is kept
 
 
-def _unkept(changing: Mapping[str, Seen], trees: tuple[Mapping[str, object], ...]) -> dict[str, object]:
+def _unkept(
+    changing: Mapping[str, Seen], trees: tuple[Mapping[str, object], ...]
+) -> dict[str, torch.nn.Module | torch.optim.Optimizer]:
     """Return the owners of attributes of which the State itself has no part, by their places."""
     values = [value for tree in trees for value in (*tree.values(), *(each for _, each in leaves(tree)))]
     known = set(map(id, values))

@@ -18,6 +18,7 @@ from spark_elastic import (
     RanksDifferError,
     SparkElasticError,
     TorchState,
+    TrainingCodeError,
     ZeroRedundancyOptimizer,
 )
 from spark_elastic.protocol.messages import Member
@@ -309,3 +310,56 @@ def test_what_cannot_be_divided_is_refused() -> None:
     optimizer.divide(divided(0, 3))
     with pytest.raises(SparkElasticError, match="cannot be added while"):
         optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
+
+
+class Saving(torch.optim.SGD):
+    """Has a number in its state dict that belongs to no parameter."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "steps": 0}
+
+
+class Quantized(torch.optim.SGD):
+    """Loads its state in another way than torch does."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+
+
+def hooked(parameters: Any, **settings: Any) -> torch.optim.Optimizer:
+    """Make an optimizer that has more in its state dict than its class puts there."""
+    optimizer = torch.optim.SGD(parameters, **settings)
+    optimizer.register_state_dict_post_hook(lambda _, content: {**content, "steps": 0})
+    return optimizer
+
+
+@pytest.mark.parametrize("make", [Saving, Quantized, hooked])
+def test_an_optimizer_with_a_state_dict_of_its_own_is_refused_when_it_is_made(make: Any) -> None:
+    with pytest.raises(ValueError, match=r"has a state_dict.* of its own"):
+        ZeroRedundancyOptimizer([nn.Parameter(torch.ones(2))], make, lr=0.1)
+
+
+@pytest.mark.parametrize("use", ["step", "held_state", "state_dict"])
+def test_parameters_that_change_places_while_the_state_is_divided_are_refused(use: str) -> None:
+    first, second = ([nn.Parameter(torch.ones(2))] for _ in range(2))
+    optimizer = ZeroRedundancyOptimizer([{"params": first}, {"params": second, "lr": 0.1}], torch.optim.Adam)
+    swap(optimizer)
+    optimizer.step()
+    optimizer.divide(divided(0, 3))
+    swap(optimizer)
+    with pytest.raises(TrainingCodeError, match="changed their number, sizes or order"):
+        getattr(optimizer, use)()
+
+
+def swap(optimizer: torch.optim.Optimizer) -> None:
+    one, other = optimizer.param_groups
+    one["params"], other["params"] = other["params"], one["params"]
+
+
+def test_a_new_parameter_may_take_the_place_of_an_old_one_and_groups_may_share_theirs_otherwise() -> None:
+    parameters = [nn.Parameter(torch.ones(2)) for _ in range(3)]
+    optimizer = ZeroRedundancyOptimizer([{"params": parameters[:1]}, {"params": parameters[1:]}], torch.optim.Adam)
+    optimizer.divide(divided(0, 3))
+    optimizer.param_groups[1]["params"][0] = nn.Parameter(torch.ones(2))
+    optimizer.param_groups[0]["params"].append(optimizer.param_groups[1]["params"].pop(0))
+    assert optimizer.held_state() == {}

@@ -394,6 +394,13 @@ def test_a_divided_optimizer_is_left_alone() -> None:
     assert told(model, optimizer=optimizer) == []
 
 
+def test_an_attribute_that_the_optimizer_inside_a_divided_one_carries_on_is_named() -> None:
+    model = nn.Linear(2, 2)
+    (text,) = told(model, optimizer=ZeroRedundancyOptimizer(model.parameters(), Own, calls=True))
+    assert named([text]) == ["state.optimizer.calls"]
+    assert "Keep it in the state of each parameter" in text
+
+
 class Odd(dict[str, int]):
     def values(self) -> Any:
         raise RuntimeError("it is read in another way")
