@@ -27,6 +27,7 @@ from spark_elastic.worker.checks.unsupported import check_is_shared
 from spark_elastic.worker.module_registers import registers, stepped
 from spark_elastic.worker.state.places import Places
 from spark_elastic.worker.state.snapshot import Snapshot, Stateful
+from spark_elastic.worker.zero import ZeroRedundancyOptimizer
 
 Objects = Mapping[str, Stateful]
 # By the place of each object, the name of its class and a description of its parts.
@@ -269,6 +270,8 @@ def _differ(present: Mapping[str, object], was: Mapping[str, object]) -> bool:
 
 
 def _kind(value: object) -> str:
+    if isinstance(value, ZeroRedundancyOptimizer):
+        return f"{type(value).__qualname__} of {value.plain_class.__qualname__}"
     kind = type(_unwrapped(value)) if isinstance(value, torch.nn.Module) else type(value)
     return kind.__qualname__
 

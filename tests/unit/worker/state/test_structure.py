@@ -16,6 +16,7 @@ from spark_elastic.worker.ddp import DistributedDataParallel
 from spark_elastic.worker.state.snapshot import find_objects
 from spark_elastic.worker.state.structure import follow
 from spark_elastic.worker.state.torch_state import TorchState
+from spark_elastic.worker.zero import ZeroRedundancyOptimizer
 
 
 class Net(torch.nn.Module):
@@ -296,6 +297,18 @@ def test_what_cannot_be_told_is_an_error_at_the_commit(
     state.commit()
     change(state)
     with pytest.raises(TrainingCodeError, match=words):
+        state.commit()
+
+
+def test_a_divided_optimizer_of_another_class_is_an_error_at_the_commit(stage: Stage) -> None:
+    model = DistributedDataParallel(Net())
+    state = TorchState(model, ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam))
+    state._prepare()
+    stage.begin(state)
+    state.commit()
+    state.optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.NAdam)
+    named = "a ZeroRedundancyOptimizer of Adam when the job began and is a ZeroRedundancyOptimizer of NAdam"
+    with pytest.raises(TrainingCodeError, match=named):
         state.commit()
 
 
