@@ -7,6 +7,7 @@ the job; code that may be intended is reported once, as a warning on rank 0. Obj
 
 from __future__ import annotations
 
+import re
 import sys
 import warnings
 import weakref
@@ -382,15 +383,18 @@ def _calling_scaler() -> torch.amp.GradScaler | None:
 
 
 def module_of(name: str) -> str:
-    """Return the attribute of the State that a parameter's name begins with."""
-    return name.split(".")[1].split("[")[0]
+    """Return the place in the State of the module whose parameter has this name, such as ``models['a']``."""
+    found = re.match(r"state\.(\w+(\[[^]]*\])*)", name)
+    assert found is not None, name
+    return found[1]
 
 
 def not_wrapped(what: str, module: str) -> TrainingCodeError:
     """Return the error of a parameter that trains although nothing averages its gradients."""
+    attribute = module.partition("[")[0]
     return TrainingCodeError(
         f"{what} trains and its gradients are not averaged: its module is not wrapped, so each rank would train on its "
         f"own rows alone. Write {module} = se.DistributedDataParallel({module}) above the elastic function and give "
         "that to the State. Code that averages gradients by hand calls backward under no_sync() of the wrapped model; a "
-        f'module that is each rank\'s own goes into se.TorchState(local={{"{module}": {module}}})'
+        f'module that is each rank\'s own goes into se.TorchState(local={{"{attribute}": {attribute}}})'
     )

@@ -127,6 +127,22 @@ def test_a_module_in_the_state_that_trains_and_is_not_wrapped_is_refused_at_the_
         step(model, state.optimizer)
 
 
+@pytest.mark.parametrize(
+    ("models", "place"),
+    [(lambda model: {"a": {"b c": model}}, "models['a']['b c']"), (lambda model: [net(), model], "models[1]")],
+)
+def test_a_module_in_a_container_that_is_not_wrapped_is_named_by_its_place(
+    stage: Stage, models: Any, place: str
+) -> None:
+    model = net()
+    state = TorchState(models=models(model), optimizer=sgd(model))
+    stage.begin(state)
+    with pytest.raises(TrainingCodeError) as caught:
+        step(model, state.optimizer)
+    assert f"Write {place} = se.DistributedDataParallel({place}) above" in str(caught.value)
+    assert 'se.TorchState(local={"models": models})' in str(caught.value)
+
+
 def test_a_model_of_which_the_state_knows_nothing_is_refused_where_nothing_is_wrapped(stage: Stage) -> None:
     model = net()
     stage.begin(TorchState(epoch=0))
