@@ -39,12 +39,14 @@ def check_steps(model: torch.nn.Module, steps: StepPlan) -> None:
     Raises ValueError if the optimizer's parameters are not the model's, and if one of the two cannot be stepped as in a fit.
     """
     model, steps = copy.deepcopy((model, steps))
-    optimizer = make_optimizer(steps, model)
+    optimizer = make_optimizer(replace(steps, zero_redundancy=False), model)
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise ValueError(
             f"{type(optimizer).__name__} computes the loss several times in a step, which no fit does: take another optimizer"
         )
+    if steps.zero_redundancy:
+        optimizer = make_optimizer(steps, model)
     scheduler = make_scheduler(steps, optimizer, lambda: Course(epochs=1, steps_per_epoch=2))
     if isinstance(scheduler, ReduceLROnPlateau) and steps.scheduler_interval == "step":
         raise ValueError("ReduceLROnPlateau follows the loss of an epoch: leave out schedulerInterval='step'")

@@ -202,6 +202,7 @@ def test_a_mean_over_rows_and_a_loss_for_each_row_are_accepted(loss: Any) -> Non
             "'gap' must return one number.* tensor of shape",
         ),
         ({"optimizer": torch.optim.LBFGS}, "LBFGS computes the loss several times in a step"),
+        ({"optimizer": torch.optim.LBFGS, "zeroRedundancy": True}, "LBFGS computes the loss several times in a step"),
         (
             {"scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau, "schedulerInterval": "step"},
             "ReduceLROnPlateau follows the loss of an epoch: leave out schedulerInterval",
