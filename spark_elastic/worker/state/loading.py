@@ -283,8 +283,9 @@ def load_state_dict(target: Stateful, kept: Any) -> None:
     """Set ``target`` to a kept state dict, whose tensors remain the keeper's, and clear gradients. No dtype changes.
 
     Modules copy from the state dict. Optimizers would adopt its tensors, so their own are overwritten where the shapes match and
-    replaced by clones elsewhere. Raises what ``target.load_state_dict`` raises, and ``SparkElasticError`` for the state of an
-    optimizer or scheduler of another class, whose settings torch would take over.
+    replaced by clones elsewhere, also where a class has a ``load_state_dict`` of its own. Raises what ``target.load_state_dict``
+    raises, and ``SparkElasticError`` for the state of an optimizer or scheduler of another class, whose settings torch would
+    take over.
     """
     if isinstance(target, torch.optim.Optimizer):
         _check_is_of_optimizer(target, kept)
@@ -398,6 +399,8 @@ def fits(present: object, value: object) -> TypeGuard[torch.Tensor]:
 
 def _overwrite(optimizer: torch.optim.Optimizer, kept: Mapping[str, Any]) -> bool:
     """Copy a kept state into an optimizer's own tensors. Return False, with nothing changed, if they do not match."""
+    if _loads_for_itself(optimizer):
+        return False
     live = optimizer.state_dict()
     if set(kept) != {"state", "param_groups"} or set(live) != set(kept):
         return False
@@ -412,6 +415,12 @@ def _overwrite(optimizer: torch.optim.Optimizer, kept: Mapping[str, Any]) -> boo
     for group, settings in zip(optimizer.param_groups, kept["param_groups"], strict=True):
         group.update({name: value for name, value in cloned(settings).items() if name != "params"})
     return True
+
+
+def _loads_for_itself(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a class of the user's has to be asked, because it may take attributes of its own out of a state dict."""
+    torchs = (torch.optim.Optimizer.load_state_dict, ZeroRedundancyOptimizer.load_state_dict)
+    return type(optimizer).load_state_dict not in torchs
 
 
 def _tensors(tree: object) -> list[torch.Tensor]:

@@ -89,6 +89,31 @@ def test_an_optimizer_with_the_same_tensors_keeps_them() -> None:
     assert [tensor.data_ptr() for tensor in tensors(optimizer.state_dict())] == before
 
 
+class CountingInSettings(torch.optim.SGD):
+    """Keeps an attribute among the settings of its state dict, whose keys are the usual ones."""
+
+    steps = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        content = super().state_dict()
+        content["param_groups"][0]["steps"] = self.steps
+        return content
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.steps = state_dict["param_groups"][0].pop("steps")
+        super().load_state_dict(state_dict)
+
+
+def test_an_optimizer_with_a_load_state_dict_of_its_own_is_asked_although_its_tensors_match() -> None:
+    _, optimizer = trained(CountingInSettings, 1, momentum=0.9)
+    optimizer.steps = 1
+    kept = cloned(optimizer.state_dict())
+    optimizer.steps = 2
+    load_state_dict(optimizer, kept)
+    assert optimizer.steps == 1
+    assert "steps" not in optimizer.param_groups[0]
+
+
 def test_an_optimizer_of_other_parameters_is_refused_by_itself() -> None:
     _, optimizer = trained(torch.optim.Adam, 1)
     other = torch.optim.Adam([torch.nn.Parameter(torch.ones(1))])
