@@ -282,6 +282,11 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
     def _update(self) -> None:
         """Let the plain optimizer step with the parameters of this rank."""
         inner = self.inner
+        if getattr(inner.step, "_wrapped_by_lr_sched", False):  # its groups' settings follow this one's
+            raise TrainingCodeError(
+                f"a learning rate scheduler has the {type(inner).__name__} inside a ZeroRedundancyOptimizer, where it changes "
+                "nothing: give it the ZeroRedundancyOptimizer"
+            )
         mine = {id(parameter) for number, parameter in enumerate(self.parameters) if self._is_mine(number)}
         inner.state = self.state
         if len(inner.param_groups) != len(self.param_groups):  # a restore has removed groups that no commit holds

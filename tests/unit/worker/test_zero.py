@@ -363,3 +363,16 @@ def test_a_new_parameter_may_take_the_place_of_an_old_one_and_groups_may_share_t
     optimizer.param_groups[1]["params"][0] = nn.Parameter(torch.ones(2))
     optimizer.param_groups[0]["params"].append(optimizer.param_groups[1]["params"].pop(0))
     assert optimizer.held_state() == {}
+
+
+def test_a_scheduler_of_the_optimizer_inside_which_would_change_nothing_is_refused() -> None:
+    schedulers = []
+
+    def scheduled(parameters: Any, **settings: Any) -> torch.optim.Optimizer:
+        optimizer = torch.optim.SGD(parameters, **settings)
+        schedulers.append(torch.optim.lr_scheduler.StepLR(optimizer, 1))
+        return optimizer
+
+    optimizer = ZeroRedundancyOptimizer([nn.Parameter(torch.ones(2))], scheduled, lr=0.1)
+    with pytest.raises(TrainingCodeError, match="give it the ZeroRedundancyOptimizer"):
+        optimizer.step()
