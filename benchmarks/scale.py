@@ -47,7 +47,7 @@ def train(steps: int) -> tuple[float, float]:
     torch.set_num_threads(1)
     model = se.DistributedDataParallel(torch.nn.Linear(16, 16))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    state = se.TorchState(model, optimizer, step=0, first=0.0)
+    state = se.TorchState(model, optimizer, step=0, local={"first": 0.0})
     commits: list[float] = []
 
     @se.elastic
@@ -62,7 +62,7 @@ def train(steps: int) -> tuple[float, float]:
             state.commit()
             commits.append(time.thread_time() - start)
             if state.step in (WARM, WARM + WATCHED):
-                state.report(step=state.step)
+                state.report(watched=state.step)
             time.sleep(PACE)
 
     loop(state)

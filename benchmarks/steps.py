@@ -176,10 +176,10 @@ def time_parts(case: Case, steps: int) -> dict[str, float]:
     def clock(part: str, owner: Any, name: str) -> None:
         function = getattr(owner, name)
 
-        def call(*arguments: Any) -> Any:
+        def call(*arguments: Any, **named: Any) -> Any:
             start = time.perf_counter()
             try:
-                return function(*arguments)
+                return function(*arguments, **named)
             finally:
                 spent[part] += time.perf_counter() - start
 
@@ -193,7 +193,7 @@ def time_parts(case: Case, steps: int) -> dict[str, float]:
         clock("reduction", watched_group.WatchedGroup, "allreduce")
         clock("Gloo's reduction", dist.ProcessGroup, "allreduce")
         clock("checks before an optimizer's step", training_code.TrainingChecks, "before_step")
-        clock("the whole commit", state, "commit")
+        clock("the whole commit", type(state), "commit")
         clock("state dicts, copy and random numbers", state, "_take")
         clock("copy of the tensors", snapshot.TensorBuffer, "copy_from")
         clock("state of random number generators", generators.Generators, "states")
@@ -246,10 +246,10 @@ def compare(where: dict[str, Any], case: Case, repeats: int) -> tuple[Seconds, S
     return seconds["plain"][1:], seconds["elastic"][1:], memcpy
 
 
-def print_parts(where: dict[str, Any], case: Case) -> None:
+def print_parts(where: dict[str, Any], case: Case, repeats: int) -> None:
     import spark_elastic
 
-    steps = 10 * case.block
+    steps = repeats * case.block
     ranks = spark_elastic.run(time_parts, (case, steps), **where, min_np=WORKERS, max_np=WORKERS)
     table = Table("part of a step", *(f"rank {rank}" for rank in range(WORKERS)), unit="microseconds")
     for part in ranks[0]:
@@ -290,7 +290,7 @@ def main() -> None:
     with nullcontext() if options.local else local_cluster(WORKERS) as spark:
         where = {"local": True} if options.local else {"spark": spark}
         if options.parts:
-            print_parts(where, CASES[options.parts])
+            print_parts(where, CASES[options.parts], options.repeats)
             return
         columns = ("plain step", "elastic step", "ratio", "ratio of CPU", "memcpy", "to plain + memcpy")
         table = Table("case", *columns, unit="milliseconds")

@@ -82,7 +82,7 @@ def train(
     layers = [layer for _ in range(4) for layer in (torch.nn.Linear(256, 256), torch.nn.ReLU())]
     model = se.DistributedDataParallel(torch.nn.Sequential(*layers))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    data = torch.utils.data.TensorDataset(torch.randn(100 * rows, 256))
+    data = torch.utils.data.TensorDataset(torch.randn(100 * rows, 256, generator=torch.Generator().manual_seed(0)))
     loader = se.data.ElasticDataLoader(data, global_batch_size=rows, balance=balance)
     state = se.TorchState(model=model, optimizer=optimizer, loader=loader, epoch=0)
 

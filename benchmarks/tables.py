@@ -272,6 +272,9 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--turns", type=int, default=2)
     options = parser.parse_args()
+    rivals = options.rivals.split(";")
+    if unknown := set(rivals) - set(RIVALS):
+        parser.error(f"--rivals: there is no {', '.join(unknown)}; there are {'; '.join(RIVALS)}")
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     settings = {
@@ -288,7 +291,7 @@ def main() -> None:
             task = DATA[name](spark, folder, options.epochs)
             fits: dict[str, list[Fit]] = {}
             for _ in range(options.turns):
-                for rival in options.rivals.split(";"):
+                for rival in rivals:
                     fits.setdefault(rival, []).append(RIVALS[rival](task))
         for rival, turns in fits.items():
             first, last = turns[0], turns[-1]
