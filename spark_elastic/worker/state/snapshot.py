@@ -92,8 +92,9 @@ class CannotCopyError(TypeError):
 
 def has_state_dict(value: object) -> TypeGuard[Stateful]:
     """Whether an object is saved and restored through a state dict. A class has the methods, and no state."""
-    methods = (getattr(value, name, None) for name in ("state_dict", "load_state_dict"))
-    return not isinstance(value, type) and all(map(callable, methods))
+    if isinstance(value, type):
+        return False
+    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
 
 
 def find_objects(tree: Mapping[str, object]) -> dict[str, Stateful]:

@@ -33,7 +33,7 @@ from spark_elastic.worker.state.keepers.stepped import SteppedWeights
 from spark_elastic.worker.state.keepers.unstepped import UnsteppedWeights
 from spark_elastic.worker.state.pending_copy import PendingCopy
 from spark_elastic.worker.state.places import Places
-from spark_elastic.worker.state.snapshot import KeptPart, Snapshot, Stateful, find_objects
+from spark_elastic.worker.state.snapshot import KeptPart, Snapshot, Stateful, leaves
 from spark_elastic.worker.state.switches import Switches, switch, switches_of
 from spark_elastic.worker.state.templates import (
     OfModule,
@@ -77,8 +77,11 @@ class InPlace(PartlyCopied):
     def take(self, content: Content, places: Places, own: object) -> bool:
         optimizers = _optimizers_in(content["objects"])
         self.guard.follow(optimizers)
-        self._unstepped.watch(optimizers)
-        self._stepped.note(optimizers)
+        weights = [weight for optimizer in optimizers for weight in stepped(optimizer)]
+        self._unstepped.watch(weights)
+        job = current_job()
+        if job is None or job.checkpoints is not None:  # only a durable checkpoint asks what has changed since
+            self._stepped.note(weights)
         return super().take(content, places, own)
 
     def keep_live(self) -> None:
@@ -156,7 +159,7 @@ def check_world() -> None:
 
 
 def _optimizers_in(values: Mapping[str, object]) -> set[torch.optim.Optimizer]:
-    return {value for value in find_objects(values).values() if isinstance(value, torch.optim.Optimizer)}
+    return {value for _, value in leaves(values) if isinstance(value, torch.optim.Optimizer)}
 
 
 class StepGuard:

@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import torch
 
-from spark_elastic.worker.module_registers import stepped
 from spark_elastic.worker.state.inference import versions_of
 from spark_elastic.worker.state.keepers.unstepped import some_of
 
 
 class SteppedWeights:
-    """The weights of one State's optimizers, as of the last commit.
+    """The weights that one State's optimizers step, as of the last commit.
 
     Versions show what was written to them, but not through ``.data``. For that, some values of the first one are looked at:
     code that replaces weights, by their averages for example, replaces all of them.
     """
 
     def __init__(self) -> None:
-        self._weights: list[torch.Tensor] = []
+        self._weights: Sequence[torch.Tensor] = ()
         self._versions: list[int] = []
         self._values: list[torch.Tensor] = []
 
-    def note(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-        """Note the weights of these optimizers, which are those of a commit."""
-        self._weights = [weight for optimizer in optimizers for weight in stepped(optimizer)]
-        self._versions = versions_of(self._weights)
+    def note(self, weights: Sequence[torch.Tensor]) -> None:
+        """Note these weights, which are those of a commit."""
+        self._weights = weights
+        self._versions = versions_of(weights)
         self._values = self._look()
 
     def have_changed(self) -> bool:

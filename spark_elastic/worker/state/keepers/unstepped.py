@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 
 import torch
 
-from spark_elastic.worker.module_registers import stepped
-
 # How many values of each weight are looked at. Code that changes the weights of a module changes nearly all of them.
 LOOKED_AT = 16
 
@@ -29,9 +27,9 @@ class UnsteppedWeights:
         # By the ids of the modules, as users' modules may have no hash. Another thread may ask what has changed.
         self._modules: dict[int, _Watched] = {}
 
-    def watch(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-        """Take the present weights of these optimizers, and no others, for stepped ones."""
-        self._stepped = frozenset(id(weight) for optimizer in optimizers for weight in stepped(optimizer))
+    def watch(self, weights: Iterable[torch.Tensor]) -> None:
+        """Take these weights, and no others, for those that optimizers step."""
+        self._stepped = frozenset(map(id, weights))
         self._uncopied = set(self._stepped)
 
     def is_uncopied(self, weight: torch.Tensor) -> bool:

@@ -33,7 +33,7 @@ def test_weights_are_copied_once_they_have_changed_and_until_then_a_change_is_kn
 
 def test_weights_that_an_optimizer_steps_are_not_watched() -> None:
     unstepped, module = UnsteppedWeights(), torch.nn.Linear(2, 1)
-    unstepped.watch([torch.optim.SGD([module.weight])])
+    unstepped.watch([module.weight])
     committed(unstepped, module)
     changed(module)
     assert unstepped.changed() == "a weight of a Linear, such as bias"
