@@ -223,13 +223,14 @@ def _digest(setting: ProcessSetting) -> str:
 def _importer_at(address: str) -> int:
     """Return the pid of the importer that was started for an address, 0 if there is none."""
     # The processes that it has forked have the same command.
-    found = {process.pid for process in psutil.process_iter() if address in _command(process)}
+    found = {process.pid for process in psutil.process_iter() if address in _own_command(process)}
     return next((pid for pid in found if _parent_of(pid) not in found), 0)
 
 
-def _command(process: psutil.Process) -> list[str]:
+def _own_command(process: psutil.Process) -> list[str]:
+    """Return the command of a process of this user; of others, who may write an address into theirs, nothing."""
     try:
-        return list(process.cmdline())
+        return list(process.cmdline()) if process.uids().real == os.getuid() else []
     except psutil.Error:
         return []
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -201,6 +202,20 @@ def test_sockets_of_other_users_may_have_any_names(name: bytes) -> None:
         packets.receive_answer(parent.connection)
         parent.connection.close()
         end_idle_importers()
+
+
+def test_a_process_of_another_user_that_has_the_address_in_its_command_is_no_importer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    code = "print(flush=True); input()"
+    command = [sys.executable, "-c", code, "an-address"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert importer._importer_at("an-address") == process.pid
+        monkeypatch.setattr(os, "getuid", lambda: psutil.Process(process.pid).uids().real + 1)
+        assert importer._importer_at("an-address") == 0
+        process.communicate(b"\n")
 
 
 @pytest.mark.usefixtures("change")
