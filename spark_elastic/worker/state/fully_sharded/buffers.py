@@ -41,6 +41,8 @@ def put_buffers_back(module: nn.Module, kept: Mapping[str, Any]) -> None:
             delattr(part, name)
         for name, (number, is_persistent) in places.items():
             present = part._buffers.get(name)
+            if name not in part._buffers:
+                _free_name(part, name)
             if number is None:
                 part.register_buffer(name, None, is_persistent)
                 continue
@@ -52,3 +54,10 @@ def put_buffers_back(module: nn.Module, kept: Mapping[str, Any]) -> None:
                     filled.add(id(present))
             if given[number] is not present:
                 part.register_buffer(name, given[number], is_persistent)
+
+
+def _free_name(part: nn.Module, name: str) -> None:
+    """Delete the ordinary attribute or the parameter that is None in whose place training has registered a buffer."""
+    vars(part).pop(name, None)
+    if part._parameters.get(name) is None:
+        part._parameters.pop(name, None)

@@ -28,6 +28,8 @@ class Net(nn.Module):
         self.register_buffer("mask", torch.zeros(4), persistent=False)
         self.register_buffer("later", None)
         self.register_buffer("wide", torch.zeros(1).expand(3))
+        self.register_parameter("scale", None)
+        self.cache = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the part's output."""
@@ -68,6 +70,21 @@ def another_one(net: Any) -> None:
     net.inner.register_buffer("new", torch.ones(2), persistent=False)
 
 
+def one_in_place_of_an_attribute(net: Any) -> None:
+    del net.cache
+    net.register_buffer("cache", torch.ones(2), persistent=False)
+
+
+def one_that_is_none_in_place_of_an_attribute(net: Any) -> None:
+    del net.cache
+    net.register_buffer("cache", None)
+
+
+def one_in_place_of_a_parameter_that_is_none(net: Any) -> None:
+    del net.scale
+    net.register_buffer("scale", torch.ones(2))
+
+
 def one_less(net: Any) -> None:
     del net.mask
 
@@ -96,6 +113,11 @@ CHANGES = [
         one_that_is_none_now,
     ),
     *(another_one, one_less, one_that_is_no_longer_shared, one_that_is_shared_now, one_in_inference_mode),
+    *(
+        one_in_place_of_an_attribute,
+        one_that_is_none_in_place_of_an_attribute,
+        one_in_place_of_a_parameter_that_is_none,
+    ),
 ]
 
 
