@@ -16,12 +16,12 @@ from spark_elastic.worker.state.inference import writing_to
 from spark_elastic.worker.state.loading import fits
 
 
-def buffers_of(module: nn.Module) -> dict[str, Any]:
-    """Return a module's buffers, uncopied, each once, with the places of each. Those that are not persistent are included."""
+def buffers_of(parts: Mapping[str, nn.Module]) -> dict[str, Any]:
+    """Return the buffers of a module's parts, uncopied, each once, with its places, also those that are not persistent."""
     numbers: dict[int, int] = {}
     tensors: list[torch.Tensor] = []
     places: dict[str, dict[str, tuple[int | None, bool]]] = {}
-    for part_name, part in module.named_modules():
+    for part_name, part in parts.items():
         for name, buffer in part._buffers.items():
             if buffer is not None and id(buffer) not in numbers:
                 numbers[id(buffer)] = len(tensors)

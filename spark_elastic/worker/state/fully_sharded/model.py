@@ -110,6 +110,7 @@ class ShardedModel:
         parameters that the next generation would not have.
         """
         self._as_built.check()
+        parts = self._as_built.parts
         if len(self.optimizer.param_groups) != self._groups:
             raise SparkElasticError(
                 f"the optimizer has {len(self.optimizer.param_groups)} parameter groups, and optimizer= has made {self._groups}; "
@@ -130,16 +131,14 @@ class ShardedModel:
         groups = [{key: value for key, value in g.items() if key != "params"} for g in self.optimizer.param_groups]
         scheduler = None if self.scheduler is None else self.scheduler.state_dict()
         return {
-            "buffers": buffers_of(self.module),
+            "buffers": buffers_of(parts),
             "groups": groups,
             "state": state,
             "scheduler": scheduler,
             "trained": {name: parameter.requires_grad for name, parameter in self._parameters.items()},
-            "training": {name: part.training for name, part in self.module.named_modules()},
+            "training": {name: part.training for name, part in parts.items()},
             "attributes": self._as_built.changed_attributes(),
-            "extra": {
-                name: part.get_extra_state() for name, part in self.module.named_modules() if has_extra_state(part)
-            },
+            "extra": {name: part.get_extra_state() for name, part in parts.items() if has_extra_state(part)},
         }
 
     def prepare(self, small: Mapping[str, Any], divided: Sequence[Divided]) -> None:

@@ -89,7 +89,9 @@ class ShardedState(TorchState):
     ``reset_parameters`` of the module's parts draw on rank 0, one part after the other. With a module on the CPU, the job
     begins with rank 0's values. Each rank keeps whole: its own buffers, which parts are frozen or in evaluation mode, attributes
     of torch's own modules such as the rate of a dropout, settings of the optimizer such as learning rates, and the scheduler's
-    state. A commit raises ``TrainingCodeError`` if code has replaced, added or removed a module or parameter since.
+    state. A commit raises ``TrainingCodeError`` if code has replaced, added or removed a module or parameter since. A module
+    without parameters, buffers and extra state may be replaced, and begins anew as ``build`` makes it, unless the function sets
+    it at its top.
 
     ``commit`` copies this rank's rows, sends them to the next rank of the ring (the ``redundancy`` next ones, 1 or 2), and
     blocks until all ranks hold those of their neighbours. After a loss, and when workers join, rows go point to point to where

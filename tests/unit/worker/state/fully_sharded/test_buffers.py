@@ -122,7 +122,7 @@ CHANGES = [
 
 
 def told(net: nn.Module) -> tuple[list[tuple[torch.dtype, object]], object]:
-    found = buffers_of(net)
+    found = buffers_of(dict(net.named_modules()))
     return [(tensor.dtype, tensor.tolist()) for tensor in found["tensors"]], found["places"]
 
 
@@ -130,11 +130,11 @@ def told(net: nn.Module) -> tuple[list[tuple[torch.dtype, object]], object]:
 def test_whatever_training_makes_of_a_buffer_comes_back_and_may_go_on_changing(change: Callable[[Any], None]) -> None:
     first, second, third = Net(), Net(), Net()
     change(first)
-    put_buffers_back(second, cloned(buffers_of(first)))
+    put_buffers_back(second, cloned(buffers_of(dict(first.named_modules()))))
     assert told(second) == told(first)
     assert list(second.state_dict()) == list(first.state_dict())
     second.wide = torch.ones(2)
-    put_buffers_back(third, cloned(buffers_of(second)))
+    put_buffers_back(third, cloned(buffers_of(dict(second.named_modules()))))
     assert told(third) == told(second)
 
 
@@ -142,7 +142,7 @@ def test_a_buffer_that_fits_stays_the_same_object_with_the_commits_values() -> N
     first, second = Net(), Net()
     first.common.fill_(math.pi)
     common, count = second.common, second.count
-    put_buffers_back(second, cloned(buffers_of(first)))
+    put_buffers_back(second, cloned(buffers_of(dict(first.named_modules()))))
     assert second.common is second.inner.common is common
     assert second.count is count
     assert common.tolist() == [pytest.approx(math.pi)] * 2
