@@ -20,10 +20,15 @@ _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u202a-\u202e\u
 
 
 def plain(text: str) -> str:
-    """Return the text without escape sequences, and with other control characters replaced, except tabs and line ends."""
-    text = _CONTROLS.sub("�", _ESCAPES.sub("", text.replace("\r\n", "\n")))
+    """Return ``printable`` text, of which no more than ``TEXT_LIMIT`` characters are left."""
     # The text is cut off last: an escape sequence that was cut in two would be shown as text.
+    text = printable(text)
     return text if len(text) <= TEXT_LIMIT else f"{text[:TEXT_LIMIT]}\n… {len(text) - TEXT_LIMIT:,} more characters"
+
+
+def printable(text: str) -> str:
+    """Return the text without escape sequences, and with other control characters replaced, except tabs and line ends."""
+    return _CONTROLS.sub("�", _ESCAPES.sub("", text.replace("\r\n", "\n")))
 
 
 def all_plain(value: Json) -> Json:

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Sequence
 
 from spark_elastic import __version__
-from spark_elastic._plain import plain
-from spark_elastic._text import without_secrets
+from spark_elastic._plain import printable
+from spark_elastic._text import as_utf8, without_secrets
 from spark_elastic.cli import diff, doctor, inspect, leave, run, summary, timeline
 from spark_elastic.errors import SparkElasticError
 
@@ -64,7 +64,7 @@ def _said(error: Exception, given: Sequence[str]) -> str:
     said = str(error)
     for argument in given:
         said = without_secrets(said, argument)
-    return plain(said)
+    return printable(as_utf8(said))
 
 
 def _nobody_reads() -> bool:

@@ -31,17 +31,22 @@ logger = logging.getLogger("spark_elastic")
 T = TypeVar("T")
 # The errors of an address that is none of this machine. Only Spark's setting names such a one.
 _OF_ADDRESSES = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
+# The errors of a machine or process that can open no more connections.
+_EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 MOST_WAITING = 1024
 Accepted = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[object, object, None]]
 
 
 def _most_waiting() -> int:
-    """Return 1,024, or a quarter of the descriptors that this process may still open if that is less."""
+    """Return 1,024, or three quarters of the descriptors that this process may still open if that is less.
+
+    All tasks and workers of a job may come at once, and need these descriptors afterwards, too.
+    """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return MOST_WAITING
     left: int = soft - psutil.Process().num_fds()
-    return max(1, min(MOST_WAITING, left // 4))
+    return max(1, min(MOST_WAITING, left * 3 // 4))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +116,7 @@ class Door:
         # Handshakes in progress and when they began, the oldest first.
         self._shaking: dict[asyncio.Task[None], float] = {}
         self._hurry: asyncio.TimerHandle | None = None
-        self._has_warned = False
+        self._warned: set[str] = set()
         self._loop: asyncio.AbstractEventLoop
 
     @property
@@ -155,10 +160,9 @@ class Door:
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return
         except OSError as error:
-            # No descriptor is left.
-            if self._line:
+            if self._line and error.errno in _EXHAUSTED:
                 self._line.give_up().close()  # the loop calls this method again
-                self._warn(f"a connection cannot be accepted: {error}; some that wait for a handshake are closed")
+                self._warn(f"a connection cannot be accepted: {error}", "some that wait for a handshake are closed")
                 return
             # The kernel keeps new connections waiting in the meantime.
             logger.warning("a connection cannot be accepted: %s", error)
@@ -170,14 +174,16 @@ class Door:
         if turned_away is not None:
             turned_away.close()
             self._warn(
-                f"more than {self._limits.waiting} connections wait for a handshake, the last from {peer[0]}; some are closed"
+                f"more than {self._limits.waiting} connections wait for a handshake",
+                f"the last is from {peer[0]}, and some are closed",
             )
         self._let_in()
 
-    def _warn(self, text: str) -> None:
-        if not self._has_warned:
-            self._has_warned = True
-            logger.warning(text)
+    def _warn(self, what: str, more: str) -> None:
+        """Warn of each cause once."""
+        if what not in self._warned:
+            self._warned.add(what)
+            logger.warning("%s; %s", what, more)
 
     def _listen_again(self) -> None:
         if self._listener.fileno() >= 0:

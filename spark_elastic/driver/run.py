@@ -283,7 +283,7 @@ def _pickle_call(fn: object, args: Sequence[object], kwargs: Mapping[str, object
         except Exception as error:
             raise TypeError(
                 f"{name} cannot be pickled, so it cannot travel to the workers: {brief(value)}: {error}. Create what cannot "
-                "travel (sessions, locks, open files) inside fn"
+                "travel (connections, locks, open files) inside fn"
             ) from error
     return dumps((fn, tuple(args), dict(kwargs or {}), tuple(sys.argv)))
 

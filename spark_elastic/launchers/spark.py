@@ -397,12 +397,17 @@ def cancellation_in(reason: str) -> str:
     Only ``cancelAllJobs``, ``cancelJobGroup``, ``cancelJobsWithTag``, ``cancelJob``, the "kill" links of Spark's UI, and what
     calls one of these cancel a job: Spark runs lost tasks again, and aborts a job whose tasks fail too often.
     """
-    found = re.search(r"(?:\[\w+\] )?\bJob \d+ cancelled\b.*", reason)
+    # The error of a query goes on with Java's stack.
+    found = re.search(
+        r"(?:\[\w+\] )?\bJob \d+ cancelled\b.*?(?=\s*(?:\n\tat |\nJVM stacktrace|\nDriver stacktrace|$))",
+        reason,
+        re.DOTALL,
+    )
     if not found:
         return ""
     if "SparkContext was shut down" in reason:
         return "the SparkContext was stopped"
-    return f"its Spark jobs were cancelled ({found[0]})"  # the error of a query goes on with Java's stack
+    return f"its Spark jobs were cancelled ({found[0]})"
 
 
 def is_gone(context: SparkContext) -> bool:

@@ -7,6 +7,7 @@ or does not fit the schema ends the connection.
 from __future__ import annotations
 
 import asyncio
+import random
 import socket
 import ssl
 import struct
@@ -22,6 +23,9 @@ FRAME_LIMIT = 64 * 2**20
 CHUNK_BYTES = 2**20
 HANDSHAKE_SECONDS = 15.0
 READ_BYTES = 32 * 1024
+# How often a connection is tried that the peer ends in the handshake, and the shortest and longest pause in between.
+ATTEMPTS = 8
+PAUSE_SECONDS = (0.2, 1.0)
 # How many bytes may wait in a connection before forwarded output is dropped, line by line.
 CROWDED_BYTES = 4 * 2**20
 
@@ -137,7 +141,20 @@ def chunks(data: bytes | memoryview) -> Iterator[Chunk]:
 
 
 async def connect(addresses: list[tuple[str, int]], credentials: Credentials, expected: object) -> Connection:
-    """Connect to the first address that answers. Raises the last ``OSError`` if none does."""
+    """Connect to the first address that answers. Raises the last ``OSError`` if none does.
+
+    A driver to which too many connect at the same time closes some of the connections. So a connection that ends in the handshake
+    is tried again, after a pause of random length.
+    """
+    for _ in range(ATTEMPTS - 1):
+        try:
+            return await _connect_once(addresses, credentials, expected)
+        except ConnectionResetError:
+            await asyncio.sleep(random.uniform(*PAUSE_SECONDS))
+    return await _connect_once(addresses, credentials, expected)
+
+
+async def _connect_once(addresses: list[tuple[str, int]], credentials: Credentials, expected: object) -> Connection:
     context = credentials.client_context()
     failure: OSError = OSError("no address to connect to")
     for host, port in addresses:
@@ -149,7 +166,7 @@ async def connect(addresses: list[tuple[str, int]], credentials: Credentials, ex
         except asyncio.TimeoutError:
             failure = TimeoutError(f"{host}:{port} did not answer within {2 * HANDSHAKE_SECONDS:.0f} s")
         except (OSError, ssl.SSLError) as error:
-            failure = error
+            failure = failure if isinstance(failure, ConnectionResetError) else error
         else:
             return Connection(reader, writer, expected)
     raise failure

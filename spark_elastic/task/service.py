@@ -118,10 +118,11 @@ async def serve(ticket: Ticket, place: TaskPlace, runtime: TaskRuntime = REAL_RU
     except ConnectionRefusedError:
         logger.info("the driver of run %s no longer listens: the job is over", ticket.run_id)
         return False
-    except ConnectionResetError as error:
+    except (ConnectionResetError, ConnectionAbortedError) as error:
         raise TaskRestartError(
-            f"the driver at {_join(ticket.addresses)} was reached, but the connection ended in the handshake: {error}. Are "
-            "there too many connections from this machine's address, or does a firewall or proxy end them?"
+            f"the driver at {_join(ticket.addresses)} was reached, but the connection ended in the handshake "
+            f"({str(error) or 'it was closed'}). Are there too many connections from this machine's address, or does a firewall "
+            "or proxy end them?"
         ) from error
     except OSError as error:
         raise TaskRestartError(

@@ -300,6 +300,8 @@ def test_a_cancellation_is_told_in_one_line_without_javas_stack() -> None:
     line = "[SPARK_JOB_CANCELLED] Job 3 cancelled as part of cancellation of all jobs SQLSTATE: XXKDA"
     story = f"An error occurred while calling o1.collectToPython.\n: org.apache.spark.SparkException: {line}\n\tat org.apache"
     assert cancellation_in(story) == cancellation_in(line) == f"its Spark jobs were cancelled ({line})"
+    reason = "Job 3 cancelled because of\na reason of two lines"
+    assert cancellation_in(f"{reason}\n\nDriver stacktrace:") == f"its Spark jobs were cancelled ({reason})"
 
 
 def test_a_stopped_context_that_cancels_its_jobs_is_said_to_be_stopped() -> None:

@@ -16,8 +16,10 @@ import psutil
 import pytest
 from processes import ports_of
 
+from spark_elastic.protocol import connection as connections
 from spark_elastic.protocol import messages as m
 from spark_elastic.protocol.connection import (
+    ATTEMPTS,
     CHUNK_BYTES,
     FRAME_LIMIT,
     Connection,
@@ -334,6 +336,32 @@ def test_connecting_tries_the_next_address(credentials: Credentials) -> None:
 def test_connecting_to_nobody_raises_what_the_last_address_said(credentials: Credentials) -> None:
     with pytest.raises(ConnectionRefusedError):
         asyncio.run(connect([("127.0.0.1", 1)], credentials, m.ToWorker))
+
+
+@pytest.mark.parametrize("closed", [3, ATTEMPTS])
+def test_a_connection_that_the_peer_ends_in_the_handshake_is_tried_again(
+    credentials: Credentials, monkeypatch: pytest.MonkeyPatch, closed: int
+) -> None:
+    """A driver that all workers of a large job reach at once, with few descriptors, ends some of the connections."""
+    monkeypatch.setattr(connections, "PAUSE_SECONDS", (0.0, 0.0))
+
+    async def run() -> bool:
+        loop = asyncio.get_running_loop()
+        listener = socket.create_server(("127.0.0.1", 0))
+        listener.setblocking(False)
+        addresses = [("127.0.0.1", listener.getsockname()[1]), ("127.0.0.1", 1)]
+        connecting = asyncio.create_task(connect(addresses, credentials, m.ToWorker))
+        for _ in range(closed):
+            (await loop.sock_accept(listener))[0].close()
+        async with await asyncio.start_server(lambda *_: None, sock=listener, ssl=credentials.server_context()):
+            try:
+                made = await connecting
+            except ConnectionResetError:
+                return False
+            await made.close()
+            return True
+
+    assert asyncio.run(run()) == (closed < ATTEMPTS)
 
 
 def test_connecting_without_an_address_says_so(credentials: Credentials) -> None:

@@ -100,9 +100,14 @@ def test_a_driver_that_cannot_be_reached_is_told_with_its_addresses_and_what_to_
         serve(Heard(), connect=failing(OSError("no route")))
 
 
-def test_a_driver_that_was_reached_and_ended_the_connection_is_not_said_to_be_out_of_reach() -> None:
-    with pytest.raises(TaskRestartError, match=r"east:1, 10\.0\.0\.1:2 was reached, .*: reset\. .*too many") as raised:
-        serve(Heard(), connect=failing(ConnectionResetError("reset")))
+@pytest.mark.parametrize("kind", [ConnectionResetError, ConnectionAbortedError])
+def test_a_driver_that_was_reached_and_ended_the_connection_is_not_said_to_be_out_of_reach(
+    kind: type[ConnectionError],
+) -> None:
+    with pytest.raises(
+        TaskRestartError, match=r"east:1, 10\.0\.0\.1:2 was reached, .*\(it was closed\)\. .*too many"
+    ) as raised:
+        serve(Heard(), connect=failing(kind()))
     assert "spark.driver.host" not in str(raised.value)
 
 
