@@ -8,6 +8,7 @@ rank takes no state with it. The first holder of a part shares its new weights.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -124,9 +125,9 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         # The optimizer that updates the parameters of this rank; its groups have this one's settings.
         self._inner: torch.optim.Optimizer | None = None
         self._division: Division | None = None
-        # The parameters when the state was divided, their sizes then, and the part of each.
-        self._divided: list[torch.Tensor] = []
-        self._sizes: list[int] = []
+        # The parameters when the state was divided, with their ids and sizes then, and the part of each.
+        self._divided: list[weakref.ref[torch.Tensor]] = []
+        self._places: list[tuple[int, int]] = []
         self._dealt: list[int] = []
         # The number of steps since then.
         self._steps = 0
@@ -216,17 +217,18 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
 
     def held_state(self) -> dict[int, dict[str, Any]]:
         """Return the state that this rank keeps, by parameter number, without copying."""
-        self._check_order()
-        return {number: self.state[p] for number, p in enumerate(self.parameters) if p in self.state}
+        parameters = self.parameters
+        self._check_order(parameters)
+        return {number: self.state[p] for number, p in enumerate(parameters) if p in self.state}
 
     def divide(self, division: Division | None, held: Mapping[int, dict[str, object]] | None = None) -> None:
         """Keep only this rank's parts from now on. ``held`` is their state; by default it is taken from the present state."""
         self._division = division
-        self._divided, self._sizes = self.parameters, self.sizes
-        self._dealt = [] if division is None else deal(self._sizes, division.of)
+        parameters = self.parameters
+        self._divided, self._places = list(map(weakref.ref, parameters)), _ids_and_sizes(parameters)
+        self._dealt = [] if division is None else deal(self.sizes, division.of)
         self._steps = 0
         if held is not None:
-            parameters = self.parameters
             self.state.clear()
             self.state.update({parameters[n]: laid_out(held[n], parameters[n]) for n in sorted(held)})
         self._drop()
@@ -254,15 +256,16 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
                 "the optimizer's state is divided among ranks that have left the elastic function: call step() and "
                 "state_dict() inside it, on all ranks"
             )
-        self._check_order()
+        self._check_order(self.parameters)
 
-    def _check_order(self) -> None:
+    def _check_order(self, parameters: Sequence[torch.Tensor]) -> None:
         """Raise ``TrainingCodeError`` if parts are no longer those of the parameters. A new one may take an old one's place."""
-        if self._division is None:
+        if self._division is None or _ids_and_sizes(parameters) == self._places:
             return
-        places = {id(parameter): number for number, parameter in enumerate(self._divided)}
-        has_moved = any(places.get(id(p), number) != number for number, p in enumerate(self.parameters))
-        if has_moved or self.sizes != self._sizes:
+        divided = [reference() for reference in self._divided]
+        places = {id(parameter): number for number, parameter in enumerate(divided) if parameter is not None}
+        has_moved = any(places.get(id(p), number) != number for number, p in enumerate(parameters))
+        if has_moved or self.sizes != [size for _, size in self._places]:
             raise TrainingCodeError(
                 "parameters of a ZeroRedundancyOptimizer have changed their number, sizes or order while its state was divided "
                 "among ranks by their places in the groups: arrange them above the elastic function and change only the groups' "
@@ -408,6 +411,10 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
                         whole[number][name] = room
         parameters = self.parameters
         return {number: laid_out(state, parameters[number]) for number, state in whole.items()}
+
+
+def _ids_and_sizes(parameters: Iterable[torch.Tensor]) -> list[tuple[int, int]]:
+    return [(id(parameter), parameter.numel()) for parameter in parameters]
 
 
 def _saves_more(optimizer: torch.optim.Optimizer) -> bool:

@@ -384,7 +384,7 @@ def _calling_scaler() -> torch.amp.GradScaler | None:
 
 def module_of(name: str) -> str:
     """Return the place in the State of the module whose parameter has this name, such as ``models['a']``."""
-    found = re.match(r"state\.(\w+(\[[^]]*\])*)", name)
+    found = re.match(r"state\.([^.[]+(\[[^]]*\])*)", name)
     assert found is not None, name
     return found[1]
 

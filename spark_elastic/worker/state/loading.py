@@ -283,16 +283,20 @@ def load_state_dict(target: Stateful, kept: Any) -> None:
     """Set ``target`` to a kept state dict, whose tensors remain the keeper's, and clear gradients. No dtype changes.
 
     Modules copy from the state dict. Optimizers would adopt its tensors, so their own are overwritten where the shapes match and
-    replaced by clones elsewhere, also where a class has a ``load_state_dict`` of its own. Raises what ``target.load_state_dict``
-    raises, and ``SparkElasticError`` for the state of an optimizer or scheduler of another class, whose settings torch would
-    take over.
+    replaced by clones elsewhere; a class with a ``load_state_dict`` of its own is then asked to load them, too. Raises what
+    ``target.load_state_dict`` raises, and ``SparkElasticError`` for the state of an optimizer or scheduler of another class,
+    whose settings torch would take over.
     """
     if isinstance(target, torch.optim.Optimizer):
         _check_is_of_optimizer(target, kept)
         if isinstance(target, ZeroRedundancyOptimizer):
             target.undivide()  # it is divided again once all ranks have the whole state
-        if not _overwrite(target, kept):
-            target.load_state_dict(cloned(kept))
+        is_overwritten = _overwrite(target, kept)
+        if not is_overwritten or _loads_for_itself(target):
+            content = cloned({**kept, "state": {}} if is_overwritten else kept)
+            if is_overwritten:
+                content["state"] = target.state_dict()["state"]  # torch adopts an optimizer's own tensors uncopied
+            target.load_state_dict(content)
             _undo_changes(target, kept)
         forget_scale(target)
         target.zero_grad(set_to_none=True)
@@ -399,8 +403,6 @@ def fits(present: object, value: object) -> TypeGuard[torch.Tensor]:
 
 def _overwrite(optimizer: torch.optim.Optimizer, kept: Mapping[str, Any]) -> bool:
     """Copy a kept state into an optimizer's own tensors. Return False, with nothing changed, if they do not match."""
-    if _loads_for_itself(optimizer):
-        return False
     live = optimizer.state_dict()
     if set(kept) != {"state", "param_groups"} or set(live) != set(kept):
         return False

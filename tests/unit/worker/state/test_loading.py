@@ -109,9 +109,29 @@ def test_an_optimizer_with_a_load_state_dict_of_its_own_is_asked_although_its_te
     optimizer.steps = 1
     kept = cloned(optimizer.state_dict())
     optimizer.steps = 2
+    momenta = [state["momentum_buffer"] for state in optimizer.state.values()]
+    for momentum in momenta:
+        momentum.mul_(2)
     load_state_dict(optimizer, kept)
     assert optimizer.steps == 1
+    for number, (momentum, state) in enumerate(zip(momenta, optimizer.state.values(), strict=True)):
+        assert state["momentum_buffer"] is momentum, "it would be a second copy of a large state"
+        assert torch.equal(momentum, kept["state"][number]["momentum_buffer"])
     assert "steps" not in optimizer.param_groups[0]
+
+
+class InFormatOfItsOwn(torch.optim.SGD):
+    def state_dict(self) -> dict[str, Any]:
+        return {"rate": self.param_groups[0]["lr"]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.param_groups[0]["lr"] = state_dict["rate"]
+
+
+def test_an_optimizers_state_dict_may_have_a_format_of_its_own() -> None:
+    _, optimizer = trained(InFormatOfItsOwn, 1)
+    load_state_dict(optimizer, {"rate": 0.25})
+    assert optimizer.param_groups[0]["lr"] == 0.25
 
 
 def test_an_optimizer_of_other_parameters_is_refused_by_itself() -> None:
