@@ -21,6 +21,9 @@ class Stage(Enum):
     STEP = "first step"
 
 
+_OF_A_WORLD = (Stage.CONNECT, Stage.SYNC, Stage.STEP)
+
+
 @dataclass(frozen=True)
 class Wait:
     """One stage of the start. ``detail`` counts the slots or workers at its end."""
@@ -100,10 +103,11 @@ class _Crowd:
                 for workers in (self._starting, self._running, self._ready):
                     workers.discard(worker)
             case records.WorldBroken():
-                pass
+                self.stage = self._gathering
             case _:
                 return
-        self.stage = self._gathering
+        if self.stage not in _OF_A_WORLD:  # to which arrivals make no difference, also those that are noted late
+            self.stage = self._gathering
 
     @property
     def _gathering(self) -> Stage:

@@ -55,6 +55,16 @@ def test_each_stage_lasts_until_the_last_of_the_first_world_has_passed_it() -> N
     ]
 
 
+def test_who_arrives_or_is_noted_while_the_first_world_forms_does_not_take_the_start_back() -> None:
+    in_time = [event for event in GATHERED if event != started(9, 1)]
+    late = [started(12.2, 1), host(12.3, 2), starting(12.3, 2)]
+    assert start_of(*in_time, *TRAINED[:2], *late, *TRAINED[2:])[-3:] == [
+        (Stage.CONNECT, 12, 12.1, ""),
+        (Stage.SYNC, 12.1, 13, ""),
+        (Stage.STEP, 13, 15, ""),
+    ]
+
+
 def test_a_start_that_is_not_over_says_who_is_there_so_far() -> None:
     assert start_of(host(1, 0), starting(1, 0)) == [(Stage.SLOTS, 0, 1, "1 of 2 slots are there")]
     assert start_of(*GATHERED[:6])[-1] == (Stage.FIRST_LINES, 9, 9, "0 of 2 workers are ready")
