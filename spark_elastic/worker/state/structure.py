@@ -152,7 +152,7 @@ def tell(objects: Objects, first: Structure) -> bytes | None:
             try:
                 modules[place] = cloudpickle.dumps(_hollow(value, first[place][1]))
             except Exception as error:  # whatever the classes of its parts raise
-                if place not in changed and not any(map(_has_tensors, _parts_named(value, replaced[place]))):
+                if place not in changed and not any(map(has_tensors, _parts_named(value, replaced[place]))):
                     continue  # the function may replace an activation on each rank
                 raise TrainingCodeError(
                     f"state.{place} has changed since the job began, and the change cannot be told to a newcomer, so make it "
@@ -300,7 +300,8 @@ def _parts_named(module: torch.nn.Module, names: Sequence[str]) -> list[torch.nn
     return [parts[name] for name in names]
 
 
-def _has_tensors(module: torch.nn.Module) -> bool:
+def has_tensors(module: torch.nn.Module) -> bool:
+    """Whether a module or a part of it has parameters or buffers."""
     return any(True for _ in itertools.chain(module.parameters(), module.buffers()))
 
 
@@ -349,7 +350,7 @@ def _graft(live: torch.nn.Module, told: torch.nn.Module, device: torch.device) -
         if child is None:
             children[name] = None
         elif mine is None or type(mine).__qualname__ != type(child).__qualname__:
-            children[name] = child.to_empty(device=device) if _has_tensors(child) else child
+            children[name] = child.to_empty(device=device) if has_tensors(child) else child
         else:
             _graft(_unwrapped(mine), _unwrapped(child), device)
             children[name] = mine

@@ -7,7 +7,6 @@ activation or a loss, may be replaced: it begins anew as ``build`` makes it, unl
 
 from __future__ import annotations
 
-import itertools
 import warnings
 from collections.abc import Mapping, Sequence
 
@@ -19,7 +18,7 @@ from spark_elastic.errors import TrainingCodeError
 from spark_elastic.worker.checks.user_frames import depth_of_user
 from spark_elastic.worker.job import present_world
 from spark_elastic.worker.module_registers import Registered
-from spark_elastic.worker.state.structure import plain_attributes
+from spark_elastic.worker.state.structure import has_tensors, plain_attributes
 from spark_elastic.worker.state.templates import has_extra_state
 
 # By the names of parts, attributes with their values.
@@ -139,8 +138,7 @@ def _first_change(before: Mapping[str, object], now: Mapping[str, object]) -> st
 
 def _holds_something(part: nn.Module) -> bool:
     """Whether a commit has something of a part: parameters, buffers or extra state."""
-    tensors = itertools.chain(part.parameters(), part.buffers())
-    return any(True for _ in tensors) or any(map(has_extra_state, part.modules()))
+    return has_tensors(part) or any(map(has_extra_state, part.modules()))
 
 
 def _is_torchs(part: nn.Module) -> bool:
