@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import resource
-import stat
 import sys
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib.machinery import all_suffixes
+
+# Names modules that users want imported ahead of the first job, too, separated by commas.
+PRELOAD_VARIABLE = "SPARK_ELASTIC_PRELOAD"
+
+Mark = tuple[str, int, int]  # a path, with the time and size of what is there
 
 
 @dataclass(frozen=True)
@@ -17,7 +25,7 @@ class ProcessSetting:
     environment: dict[str, str]
     # The inode number distinguishes a folder from another folder that was made in its place.
     folder: tuple[str, int]
-    packages: tuple[tuple[str, int, int], ...]
+    packages: tuple[Mark, ...]
     cores: frozenset[int]
     limits: dict[str, tuple[int, int]]
     niceness: int
@@ -31,7 +39,7 @@ class ProcessSetting:
             sys.executable,
             environment,
             (os.getcwd(), os.stat(".").st_ino),
-            package_marks(sys.path),
+            package_marks(sys.path) + module_marks(preloaded(environment)),
             frozenset(os.sched_getaffinity(0)),
             {name: resource.getrlimit(getattr(resource, name)) for name in limits},
             os.getpriority(os.PRIO_PROCESS, 0),
@@ -45,17 +53,55 @@ def _umask() -> str:
         return next((line for line in status if line.startswith("Umask:")), "")
 
 
-def package_marks(import_path: list[str]) -> tuple[tuple[str, int, int], ...]:
+def preloaded(environment: Mapping[str, str]) -> list[str]:
+    """Return the modules that the user has named to be imported ahead of the first job."""
+    return [name.strip() for name in environment.get(PRELOAD_VARIABLE, "").split(",") if name.strip()]
+
+
+def package_marks(import_path: list[str]) -> tuple[Mark, ...]:
     """Return what changes when packages are installed or archives replaced: entries of the import path, with time and size.
 
-    Only folders to which installers write count: others hold user code, which a warm parent does not import.
+    Of a folder that is not made for packages, only the metadata of those that were installed there count (``pip install
+    --target``): its other files are user code, which a warm parent does not import.
     """
     marks = []
-    for path in import_path:
-        try:
-            found = os.stat(path)
-        except OSError:
-            continue
-        if stat.S_ISREG(found.st_mode) or os.path.basename(path) in ("site-packages", "dist-packages"):
-            marks.append((path, found.st_mtime_ns, found.st_size))
+    for path in (path or os.curdir for path in import_path):
+        with suppress(OSError):  # nothing is there
+            if os.path.isfile(path) or os.path.basename(path) in ("site-packages", "dist-packages"):
+                marks.append(_mark(path))
+            else:
+                marks += _marks_in(path, (".dist-info", ".egg-info"))
     return tuple(marks)
+
+
+def module_marks(modules: list[str]) -> tuple[Mark, ...]:
+    """Return what changes when the code of modules changes: the files of each module's folder, and of the folders above it.
+
+    Files in folders further below do not count: looking for them could take longer than the first step.
+    """
+    marks: set[Mark] = set()
+    for module in modules:
+        package, *names = module.split(".")
+        try:
+            spec = importlib.util.find_spec(package)  # imports nothing, as this name has no dots
+        except (ImportError, ValueError):
+            spec = None
+        if spec is None:
+            continue
+        if spec.origin and os.path.isfile(spec.origin):
+            marks.add(_mark(spec.origin))
+        for folder in spec.submodule_search_locations or ():
+            for depth in range(len(names) + 1):
+                with suppress(OSError):  # the module is a file, or in an archive
+                    marks.update(_marks_in(os.path.join(folder, *names[:depth]), tuple(all_suffixes())))
+    return tuple(sorted(marks))
+
+
+def _marks_in(folder: str, ends: tuple[str, ...]) -> list[Mark]:
+    with os.scandir(folder) as entries:
+        return sorted(_mark(entry.path) for entry in entries if entry.name.endswith(ends))
+
+
+def _mark(path: str) -> Mark:
+    found = os.stat(path)
+    return path, found.st_mtime_ns, found.st_size

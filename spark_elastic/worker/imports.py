@@ -20,15 +20,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from spark_elastic.errors import SparkElasticError
+from spark_elastic.task.process_setting import PRELOAD_VARIABLE, preloaded
 
 MODULES = (
     "spark_elastic.data.parquet_loader",
     "spark_elastic.data.arrow_engine",
     "spark_elastic.estimator.training",
 )
-
-# Names modules that users want imported ahead of the first job, too, separated by commas.
-PRELOAD_VARIABLE = "SPARK_ELASTIC_PRELOAD"
 
 # What has gone wrong in ``preload`` here, or in the process that this one was forked from.
 _failure: SparkElasticError | None = None
@@ -53,8 +51,7 @@ def preload() -> None:
 
 
 def _preload() -> None:
-    names = [name.strip() for name in os.environ.get(PRELOAD_VARIABLE, "").split(",") if name.strip()]
-    for name in names:
+    for name in preloaded(os.environ):
         try:
             importlib.import_module(name)
         except Exception as error:

@@ -18,8 +18,8 @@ from transformers import EarlyStoppingCallback
 import spark_elastic
 from spark_elastic import TrainingFailedError
 from spark_elastic.data import ElasticDataLoader
+from spark_elastic.task.process_setting import PRELOAD_VARIABLE
 from spark_elastic.testing import kill
-from spark_elastic.worker.imports import PRELOAD_VARIABLE
 
 ITEMS, EPOCHS = 1000, 2
 STEPS = 16  # an epoch, in batches of 64

@@ -5,7 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from spark_elastic.task.process_setting import package_marks
+import pytest
+
+from spark_elastic.task.process_setting import PRELOAD_VARIABLE, ProcessSetting, module_marks, package_marks
 
 
 def test_it_has_what_a_child_inherits_besides_variables() -> None:
@@ -38,3 +40,70 @@ def test_packages_that_are_installed_and_archives_that_are_replaced_are_noticed_
     assert between != before
     archive.write_text("three")
     assert package_marks(path) != between
+
+
+def test_a_package_that_is_installed_into_a_folder_of_the_path_is_noticed(tmp_path: Path) -> None:
+    """As ``pip install --target`` does, also for the first package of a folder, and again with the same version."""
+    marks = [package_marks([str(tmp_path)])]
+    (metadata := tmp_path / "torch-3.0.dist-info").mkdir()
+    marks.append(package_marks([str(tmp_path)]))
+    os.utime(metadata, ns=(1, 1))
+    marks.append(package_marks([str(tmp_path)]))
+    metadata.rename(tmp_path / "torch-3.1.dist-info")
+    marks.append(package_marks([str(tmp_path)]))
+    assert len(set(marks)) == 4
+    (tmp_path / "module.py").touch()
+    assert package_marks([str(tmp_path)]) == marks[-1]
+
+
+def test_a_package_that_is_installed_into_the_working_directory_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = package_marks([""])
+    (tmp_path / "torch.egg-info").touch()
+    assert package_marks([""]) != before
+
+
+@pytest.mark.parametrize(
+    ("module", "changed"),
+    [
+        ("heavy", "heavy/__init__.py"),
+        ("heavy", "heavy/models.py"),
+        ("heavy.inner.models", "heavy/__init__.py"),
+        ("heavy.inner.models", "heavy/inner/models.py"),
+        ("namespace.inner", "namespace/inner/__init__.py"),
+        ("single", "single.py"),
+    ],
+)
+def test_a_module_to_import_ahead_whose_code_is_edited_is_noticed(
+    module: str, changed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    file = tmp_path / changed
+    file.parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "heavy").mkdir(exist_ok=True)
+    (tmp_path / "heavy" / "__init__.py").touch()
+    file.write_text("VALUE = 1\n")
+    before = module_marks([module])
+    (file.parent / "notes.txt").touch()
+    assert module_marks([module]) == before
+    file.write_text("VALUE = 22222\n")
+    assert module_marks([module]) != before
+
+
+@pytest.mark.parametrize("module", ["nowhere.at.all", ".relative", "sys"])
+def test_a_module_without_files_has_no_marks(module: str) -> None:
+    assert module_marks([module]) == ()
+
+
+def test_a_setting_has_the_marks_of_the_modules_that_its_environment_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "heavy.py").write_text("VALUE = 1\n")
+    environment = {PRELOAD_VARIABLE: "torch, heavy"}
+    before = ProcessSetting.of_a_child(environment)
+    assert ProcessSetting.of_a_child(environment) == before
+    (tmp_path / "heavy.py").write_text("VALUE = 22222\n")
+    assert ProcessSetting.of_a_child(environment) != before

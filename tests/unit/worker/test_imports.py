@@ -81,9 +81,10 @@ def test_a_worker_that_reads_parquet_files_finds_all_that_takes_time_imported(tm
 
 PRELOADS = """
 import os, sys
+from spark_elastic.task import process_setting
 from spark_elastic.worker import imports
 
-os.environ[imports.PRELOAD_VARIABLE] = {names!r}
+os.environ[process_setting.PRELOAD_VARIABLE] = {names!r}
 imports.preload()
 print("wave" in sys.modules, "colorsys" in sys.modules)
 """
