@@ -1,8 +1,9 @@
 """Turns Arrow columns into numpy columns, and says which columns can be converted.
 
 Numbers, bools and dictionaries of them become [rows]; fixed-size lists, tensors and lists of one length [rows, …]; other lists
-become ``Ragged``; Spark ML's vectors are lists. Strings, bytes, times, decimals, other structs and maps have no tensor: they are
-left out unless a ``transform`` makes numbers of them. A null is an error, also in a list: no number stands for it.
+become ``Ragged``; Spark ML's vectors are lists. Strings, bytes, times, decimals, other structs, maps and lists of lists have no
+tensor, and neither has what contains them: they are left out unless a ``transform`` makes numbers of them. A null is an error,
+also in a list: no number stands for it.
 """
 
 from __future__ import annotations
@@ -24,13 +25,17 @@ logging.getLogger("torch.fx._symbolic_trace").addFilter(lambda record: "is_fx_tr
 
 def convertible(kind: pa.DataType) -> bool:
     """Return whether columns of this Arrow type become tensors."""
-    if isinstance(kind, pa.BaseExtensionType):
-        return isinstance(kind, pa.FixedShapeTensorType)
-    if pa.types.is_dictionary(kind) or pa.types.is_fixed_size_list(kind):
-        return convertible(kind.value_type)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return _is_number(kind.value_type)
-    return _is_number(kind) or is_vector(kind)
+    return is_vector(kind) or _has_one_shape(kind)
+
+
+def _has_one_shape(kind: pa.DataType) -> bool:
+    """Whether all values of the type are numbers, or arrays of numbers of one shape."""
+    is_nested = pa.types.is_dictionary(kind) or pa.types.is_fixed_size_list(kind)
+    if is_nested or isinstance(kind, pa.FixedShapeTensorType):
+        return _has_one_shape(kind.value_type)
+    return _is_number(kind)
 
 
 def _is_number(kind: pa.DataType) -> bool:
@@ -68,7 +73,10 @@ def to_column(array: pa.Array | pa.ChunkedArray, name: str, where: str) -> Colum
         offsets = np.asarray(array.offsets.to_numpy(), np.int64)
         return _dense_if_even(Ragged(values, offsets[:-1] - offsets[0], np.diff(offsets)))
     if is_vector(kind):
-        return _dense_if_even(unpack(array))
+        try:
+            return _dense_if_even(unpack(array))
+        except (ValueError, IndexError) as failure:
+            raise DataError(f"{where}: column {name!r} has vectors that Spark ML cannot read: {failure}") from failure
     return np.asarray(array.to_numpy(zero_copy_only=False))
 
 

@@ -59,6 +59,68 @@ def test_fixed_size_lists_are_matrices(tmp_path: Path) -> None:
     assert batch_of(tmp_path, table_of(("v", values)))["v"].tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
+VECTOR = pa.struct(
+    [("type", pa.int8()), ("size", pa.int32()), ("indices", pa.list_(pa.int32())), ("values", pa.list_(pa.float64()))]
+)
+
+
+def vector(kind: int | None, size: int, indices: list[int], values: list[float | None]) -> dict[str, Any]:
+    return {"type": kind, "size": size, "indices": indices, "values": values}
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (pa.list_(pa.list_(pa.int64()), 2), [[1, 2], [3]]),
+        (pa.list_(pa.large_list(pa.int64()), 2), [[1, 2], [3, 4]]),
+        (pa.list_(pa.list_(pa.list_(pa.int64()), 1), 2), [[[1, 2]], [[3]]]),
+        (pa.list_(VECTOR, 2), [vector(1, 2, [], [1.0, 2.0]), vector(1, 1, [], [3.0])]),
+        (pa.list_(pa.string(), 2), ["a", "b"]),
+        (pa.struct([("pair", pa.list_(pa.int64(), 2))]), {"pair": [1, 2]}),
+    ],
+)
+def test_what_has_lists_or_texts_somewhere_inside_is_left_out_and_refused_when_it_is_named(
+    kind: pa.DataType, value: object, tmp_path: Path
+) -> None:
+    table = table_of(("id", pa.array([1, 2])), ("v", pa.array([value] * 2, kind)))
+    assert list(batch_of(tmp_path, table)) == ["id"]
+    with pytest.raises(ValueError, match=r"columns: 'v' is .*, which cannot be made into a tensor; give a transform="):
+        batch_of(tmp_path, table, columns=["v"])
+    with pytest.raises(DataError, match=r"row group 0: column 'v' is .*, which cannot be made into a tensor"):
+        batch_of(tmp_path, table, transform=lambda table: {"v": table["v"]})
+
+
+def test_tensors_without_numbers_are_left_out(tmp_path: Path) -> None:
+    dates = pa.array([[1, 2]] * 2, pa.list_(pa.date32(), 2))
+    kind = pa.fixed_shape_tensor(pa.date32(), [2])
+    table = table_of(("id", pa.array([1, 2])), ("v", pa.ExtensionArray.from_storage(kind, dates)))
+    assert list(batch_of(tmp_path, table)) == ["id"]
+
+
+def test_fixed_size_lists_of_each_other_and_of_dictionaries_have_more_dimensions(tmp_path: Path) -> None:
+    nested = pa.array([[[1, 2, 3], [4, 5, 6]]] * 2, pa.list_(pa.list_(pa.int64(), 3), 2))
+    encoded = pa.FixedSizeListArray.from_arrays(pa.array([7, 8, 8, 7]).dictionary_encode(), 2)
+    batch = batch_of(tmp_path, table_of(("nested", nested), ("encoded", encoded)))
+    assert batch["nested"].tolist() == [[[1, 2, 3], [4, 5, 6]]] * 2
+    assert batch["encoded"].tolist() == [[7, 8], [8, 7]]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        vector(None, 1, [], [1.0]),
+        vector(1, 2, [], [1.0, None]),
+        vector(0, 2, [7], [1.0]),
+        vector(0, 2, [0], [1.0, 2.0]),
+    ],
+)
+def test_a_vector_that_spark_would_not_write_is_an_error_that_names_column_and_row_group(
+    broken: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(DataError, match="row group 0: column 'v' has vectors that Spark ML cannot read"):
+        batch_of(tmp_path, table_of(("v", pa.array([broken] * 2, VECTOR))))
+
+
 @pytest.mark.parametrize(
     ("make", "shape"),
     [
