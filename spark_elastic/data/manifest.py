@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
 from typing import overload
 
 import msgspec
@@ -130,9 +131,10 @@ class Manifest(Sequence[RowGroup]):
     def partition_types(self) -> dict[str, pa.DataType]:
         """The types of Hive partition columns: int64 if all values are whole numbers, else float64 if possible, else string.
 
-        A float64 must not change a whole number, because the large ids of two partitions could become one. Columns that are
-        also in the files are read from there. A selection has the columns of the whole dataset. Texts and numbers of Petastorm's
-        schema have the types that it gives; DataError is raised for values that do not fit.
+        Numbers are those in decimal digits: 0x10 is a string. A float64 must not change a whole number, nor make two different
+        numbers one, because ids of two partitions could become one. Columns that are also in the files are read from there. A
+        selection has the columns of the whole dataset. Texts and numbers of Petastorm's schema have the types that it gives;
+        DataError is raised for values that do not fit.
         """
         if self.dataset is not None:
             return self.dataset.partition_types
@@ -394,19 +396,24 @@ def _partition(path: str) -> tuple[tuple[str, str | None], ...]:
 
 
 def _narrowest(values: set[str]) -> pa.DataType:
-    texts = pa.array(sorted(values), pa.string())
+    texts = sorted(values)
     for kind in (pa.int64(), pa.float64()):
-        try:
-            numbers = texts.cast(kind).to_pylist()
-        except pa.ArrowInvalid:
-            continue
-        if all(number == int(text) for number, text in zip(numbers, texts.to_pylist(), strict=True) if _is_whole(text)):
-            return kind
+        with suppress(pa.ArrowInvalid):
+            if _are_kept(texts, pa.array(texts, pa.string()).cast(kind).to_pylist()):
+                return kind
     return pa.string()
 
 
-def _is_whole(text: str) -> bool:
-    return text.removeprefix("-").isdecimal()
+def _are_kept(texts: list[str], numbers: list[float]) -> bool:
+    """Whether texts state these numbers in decimal, no whole one was changed, and different ones are still different."""
+    try:
+        stated = [Decimal(text) for text in texts]
+    except InvalidOperation:  # such as 0x10, of which Arrow makes 16
+        return False
+    whole = [text.removeprefix("-").isdecimal() for text in texts]
+    return len(set(stated)) == len(set(numbers)) and all(
+        number == value for number, value, is_whole in zip(numbers, stated, whole, strict=True) if is_whole
+    )
 
 
 def _common_unischema(urls: Sequence[str], locations: Sequence[Location]) -> bytes:

@@ -211,6 +211,13 @@ def test_folders_of_different_partitions_are_an_error(tmp_path: Path) -> None:
         (["1" + "0" * 20], "double"),
         (["12345678901234567890", "12345678901234567891"], "string"),
         (["2.5", str(2**53 + 1)], "string"),
+        (["0x10", "16"], "string"),
+        (["0X1f"], "string"),
+        (["nan(1)", "nan(2)"], "string"),
+        (["0.1234567890123456781", "0.1234567890123456782"], "string"),
+        (["1e-400", "0"], "string"),
+        (["007", "7", "-0"], "int64"),
+        (["1e3", "1.", ".5", "+5", "NaN", "-inf"], "double"),
     ],
 )
 def test_partitions_have_the_types_that_arrow_makes_of_their_values(
