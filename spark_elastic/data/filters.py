@@ -41,7 +41,7 @@ class RowFilter:
 
     def __init__(self, manifest: Manifest, filters: Filters, predicate: PredicateBase | None = None) -> None:
         self.schema = pa.schema([*manifest.schema, *manifest.partition_types.items()])
-        self.expression = None if filters is None else _expression(filters)
+        self.expression = None if filters is None else _expression(filters, self.schema)
         self._predicate = None if predicate is None else checked(predicate)
         self._fields = [] if self._predicate is None else self._fields_of(self._predicate)
         self._values: Values = column_values
@@ -157,9 +157,17 @@ class RowFilter:
         return [index for index in indices if manifest.row_groups[index].ordinal in kept]
 
 
-def _expression(filters: Filters) -> pc.Expression:
+def _expression(filters: Filters, schema: pa.Schema) -> pc.Expression:
+    if isinstance(filters, pc.Expression):
+        return filters
+    unsigned = {field.name for field in schema if pa.types.is_uint64(field.type)}
     try:
-        return filters if isinstance(filters, pc.Expression) else pq.filters_to_expression(_ordered(filters))
+        return pq.filters_to_expression(_as_unsigned(_ordered(filters), unsigned))
+    except OverflowError as failure:
+        raise ValueError(
+            f"filters={filters!r} has a whole number that is too large or too small: columns of uint64 are compared with 0 to "
+            "2**64 - 1, others with -2**63 to 2**63 - 1"
+        ) from failure
     except (TypeError, ValueError, pa.ArrowException) as failure:
         raise ValueError(f"filters={filters!r} is not what pyarrow takes: {failure}") from failure
 
@@ -171,6 +179,25 @@ def _ordered(filters: object) -> object:
     if isinstance(filters, (list, tuple)):
         return type(filters)(map(_ordered, filters))
     return filters
+
+
+def _as_unsigned(filters: object, columns: set[str]) -> object:
+    """Make uint64 of whole numbers that are compared with these columns of uint64, which pyarrow takes for int64 otherwise."""
+    match filters:
+        case [str(name), str(operator), value] if name in columns:
+            return name, operator, _unsigned(value)
+        case list() | tuple():
+            return type(filters)(_as_unsigned(part, columns) for part in filters)
+    return filters
+
+
+def _unsigned(value: object) -> object:
+    if isinstance(value, int) and value >= 0:
+        return pa.scalar(value, pa.uint64())
+    # Lists of smaller numbers stay int64: the text of their expression names the type, and checkpoints hold this text.
+    if isinstance(value, (list, tuple)) and any(isinstance(each, int) and each >= 2**63 for each in value):
+        return pa.array(value, pa.uint64())
+    return value
 
 
 def _text(expression: pc.Expression) -> str:

@@ -17,7 +17,7 @@ import pytest
 from data_worlds import World
 from loaded_rows import batch_of, ids, table_of
 
-from spark_elastic.data import ParquetLoader
+from spark_elastic.data import ParquetLoader, read_manifest
 from spark_elastic.data.filters import RowFilter
 from spark_elastic.data.pinning import set_pin
 from spark_elastic.data.predicates import in_intersection, in_lambda
@@ -57,6 +57,55 @@ def test_a_filter_that_does_not_fit_is_refused(dataset: Path) -> None:
         ParquetLoader(dataset, 16, filters=[("nope", "=", 1)])
     with pytest.raises(ValueError, match="filters="):
         ParquetLoader(dataset, 16, filters=[("id", "?", 1)])
+
+
+LARGE = [2**64 - 1 - row for row in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("filters", "passing"),
+    [
+        ([("u", ">", LARGE[2])], LARGE[:2]),
+        ([("u", ">", 5)], LARGE),
+        ([["u", "=", LARGE[3]]], LARGE[3:]),
+        ([[("u", "=", LARGE[0])], [("id", "=", 1)]], LARGE[:2]),
+        ([("u", "in", {1, LARGE[1]})], [LARGE[1]]),
+        ([("u", "in", (None, LARGE[1]))], [LARGE[1]]),
+        ([("u", "not in", [LARGE[1], LARGE[2]])], [LARGE[0], LARGE[3]]),
+    ],
+)
+def test_columns_of_unsigned_numbers_are_compared_with_all_of_these(
+    filters: object, passing: list[int], tmp_path: Path
+) -> None:
+    pq.write_table(pa.table({"id": range(4), "u": pa.array(LARGE, pa.uint64())}), tmp_path / "one.parquet")
+    (batch,) = ParquetLoader(tmp_path, 4, shuffle=False, filters=filters)
+    assert batch["u"].numpy().tolist() == passing
+
+
+def test_small_numbers_identify_a_filter_of_unsigned_numbers_as_in_earlier_releases(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"u": pa.array([1, 2, 3], pa.uint64())}), tmp_path / "one.parquet")
+    manifest = read_manifest(tmp_path)
+    assert RowFilter(manifest, [("u", ">", 1)]).text == "(u > 1)"
+    assert RowFilter(manifest, [("u", "in", [1, 2])]).text == str(pc.field("u").isin([1, 2]))
+
+
+@pytest.mark.parametrize(
+    "predicate",
+    [
+        ("u", "<", 2**64),
+        ("u", "in", [2**70]),
+        ("u", "in", [-1, 2**63]),
+        ("u", ">", -(2**70)),
+        ("id", "<", 2**63),
+        ("id", "in", [2**63]),
+    ],
+)
+def test_a_number_that_no_value_of_the_column_can_have_is_refused_with_those_that_can_be_given(
+    predicate: tuple[str, str, object], tmp_path: Path
+) -> None:
+    pq.write_table(pa.table({"id": range(4), "u": pa.array(LARGE, pa.uint64())}), tmp_path / "one.parquet")
+    with pytest.raises(ValueError, match="too large or too small: columns of uint64 are compared with 0 to"):
+        ParquetLoader(tmp_path, 4, filters=[predicate])
 
 
 def test_times_without_a_zone_do_not_filter_those_with_one(tmp_path: Path) -> None:
