@@ -13,7 +13,7 @@ from descendants import TEMPORARY
 
 import spark_elastic
 from spark_elastic.errors import ResetLimitExceededError, SparkElasticError, TrainingFailedError
-from spark_elastic.testing import inject, kill
+from spark_elastic.testing import drain, inject, kill
 
 
 def test_values_that_each_rank_computes_alone_are_warned_of_once_also_through_a_loss(
@@ -43,6 +43,16 @@ def test_code_that_swallows_the_loss_of_a_worker_goes_on_from_the_last_commit() 
             loud_training.train_and_swallow_errors_of_a_step, args=(8,), num_proc=3, min_np=2, max_np=3, local=True
         )
     assert set(results) == {8}
+
+
+@pytest.mark.parametrize("commit", ["copy", "in_place"])
+def test_code_that_swallows_an_interrupt_in_each_batch_trains_the_whole_epoch(commit: str) -> None:
+    """In place, no batch after it could train: the loop ran out of batches, and the job ended well after a fifth of its steps."""
+    with inject(drain(rank=1, step=6)):
+        results = spark_elastic.run(
+            loud_training.train_an_epoch_and_swallow_errors_of_a_batch, args=(commit,), num_proc=3, min_np=2, max_np=3, local=True
+        )  # fmt: skip
+    assert set(results) == {30}
 
 
 @pytest.mark.parametrize(

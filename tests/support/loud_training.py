@@ -79,6 +79,29 @@ def train_and_swallow_errors_of_a_step(steps: int) -> int:
     return state.step
 
 
+def train_an_epoch_and_swallow_errors_of_a_batch(commit: str) -> int:
+    """Go on with the next batch whatever a batch and its commit raise. Return the optimizer's steps."""
+    torch.manual_seed(0)
+    model = se.DistributedDataParallel(torch.nn.Linear(2, 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    loader = se.data.ElasticDataLoader(torch.utils.data.TensorDataset(torch.randn(240, 2)), global_batch_size=8)
+    state = se.TorchState(model=model, optimizer=optimizer, loader=loader, commit=commit)
+
+    @se.elastic
+    def train(state: se.TorchState) -> int:
+        for (x,) in state.loader:
+            try:
+                optimizer.zero_grad()
+                model(x).square().mean().backward()
+                optimizer.step()
+                state.commit()
+            except Exception:
+                print("this batch has failed")
+        return int(optimizer.state[model.module.weight]["step"])
+
+    return train(state)
+
+
 def train_and_go_on_after_runtime_errors(steps: int, way: str) -> tuple[int, list[str]]:
     """Go on after what may be too little memory, in a loop of torch collectives. Return the steps and the errors."""
     models = {way: se.DistributedDataParallel(torch.nn.Linear(64, 64)) for way in ("backward", "hook")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
@@ -23,6 +24,7 @@ from spark_elastic.worker import faults
 from spark_elastic.worker.checks.fingerprint import Comparison
 from spark_elastic.worker.checks.plain_values import PlainValues
 from spark_elastic.worker.checks.same_inputs import same_inputs
+from spark_elastic.worker.checks.user_frames import depth_of_user
 from spark_elastic.worker.job import Job, current_job, present_world
 from spark_elastic.worker.shards.loops import loops
 from spark_elastic.worker.state.durable import Durable
@@ -39,6 +41,10 @@ if TYPE_CHECKING:
 # The commits of a generation up to this index are waited for immediately, because they show the driver that the world makes
 # progress.
 FIRST_COMMIT = 1
+_SWALLOWED = (
+    "the elastic function returned after it had caught HostsUpdatedInterrupt, as an `except Exception` around commit() does: "
+    "what it has done since that commit is discarded, and it is entered again; let that error pass"
+)
 
 
 class Commits:
@@ -357,8 +363,13 @@ class Commits:
     def leave(self, state: State, world: World) -> None:
         """End a generation whose function has returned: read the last control collective, make the last commit durable.
 
-        This precedes the vote, so that another rank can still do it if this one is lost.
+        This precedes the vote, so that another rank can still do it if this one is lost. Raises ``HostsUpdatedInterrupt`` again
+        if the function has swallowed it: it has trained nothing since that commit, and may have left its loop for that reason.
         """
+        if self._is_interrupted:
+            if world.rank == 0:
+                warnings.warn(_SWALLOWED, stacklevel=depth_of_user())
+            raise HostsUpdatedInterrupt
         if self.keeper is not None and self._has_stepped():
             raise SparkElasticError(
                 f'commit="{self.keeper.name}": the function returned after an optimizer step without a commit(); commit after '

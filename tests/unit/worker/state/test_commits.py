@@ -314,6 +314,24 @@ def test_what_code_did_after_it_had_swallowed_an_interrupt_belongs_to_no_commit(
         assert (state.epoch, stage.control.commit) == (0, CommitId(1, 2))
 
 
+def test_a_function_that_returns_after_it_has_swallowed_an_interrupt_is_entered_again() -> None:
+    """A loop that went on with the next batch ran out of batches, none of which it could train, and the job was over."""
+    with on_stage() as stage:
+        state = ObjectState(epoch=0)
+        stage.begin(state)
+        stage.control.is_interrupted = True
+        state.commit()
+        with pytest.raises(HostsUpdatedInterrupt):
+            state.commit()
+        with pytest.raises(HostsUpdatedInterrupt), pytest.warns(UserWarning, match="caught HostsUpdatedInterrupt"):
+            state._leave(stage.world)
+        stage.control.is_interrupted = False
+        stage.begin(state)
+        state.commit()
+        stage.control.is_interrupted = True  # nobody has been told, and the function has ended
+        state._leave(stage.world)
+
+
 def test_in_place_a_step_after_a_swallowed_interrupt_raises_it_again_ahead_of_the_weights() -> None:
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
