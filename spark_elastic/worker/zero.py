@@ -91,7 +91,8 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
     The state is divided inside an elastic function whose State has the optimizer, in worlds of more than two ranks (three with
     ``redundancy=2``). Everywhere else, and under ``run(elastic=False)``, this is the plain optimizer. While the state is
     divided, ``add_param_group`` is refused, and so are parameters that change their order, such as two that change places
-    between groups. Hooks of torch for the steps of all optimizers see both this step and the optimizer's inside it, on each
+    between groups. A wrapper beside it in the State, such as one for Lookahead, leaves it out of its own ``state_dict``; a job
+    that may divide it refuses one that does not. Hooks of torch for the steps of all optimizers see both this step and the optimizer's inside it, on each
     rank that updates parameters.
     """
 
@@ -131,6 +132,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         self._dealt: list[int] = []
         # The number of steps since then.
         self._steps = 0
+        self._is_asked = False
         super().__init__([dict(group) for group in inner.param_groups], inner.defaults)
         self.state = inner.state
         inner.is_part = True  # type: ignore[attr-defined]  # see the function of this name
@@ -169,6 +171,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         While the state is divided, this is a collective: all ranks have to call it, even if only one uses the result. Each rank
         gets the whole state, in memory of its own.
         """
+        self._is_asked = True
         if self._division is None:
             return super().state_dict()
         self._check_place()
@@ -455,3 +458,21 @@ def is_part(optimizer: torch.optim.Optimizer) -> bool:
 def find_divisible(values: Mapping[str, object]) -> list[ZeroRedundancyOptimizer]:
     """Find the optimizers among the objects of a State whose state can be divided among ranks."""
     return [value for value in find_objects(values).values() if isinstance(value, ZeroRedundancyOptimizer)]
+
+
+def check_saved_once(values: Mapping[str, object]) -> None:
+    """Raise ``TrainingCodeError`` for an object of a State whose state dict includes that of a divisible one beside it.
+
+    Each commit would gather the whole of it from all ranks, and after a change of the world these no longer know their parts.
+    """
+    divisible = find_divisible(values)
+    for place, value in find_objects(values).items() if divisible else ():
+        for optimizer in divisible:
+            optimizer._is_asked = False
+        if not isinstance(value, ZeroRedundancyOptimizer):
+            value.state_dict()
+        if any(optimizer._is_asked for optimizer in divisible):
+            raise TrainingCodeError(
+                f"the state_dict() of state.{place} ({type(value).__name__}) calls that of a ZeroRedundancyOptimizer, which the "
+                "State holds by itself, each rank its parts: leave it out of state_dict() and load_state_dict() there"
+            )

@@ -35,7 +35,7 @@ from spark_elastic.worker.state.repair import hand_out
 from spark_elastic.worker.state.snapshot import CannotCopyError, Snapshot, find_objects
 from spark_elastic.worker.state.structure import Structure, check_loaders, follow, outline, remember, structure_of, tell
 from spark_elastic.worker.world import World
-from spark_elastic.worker.zero import divides, find_divisible
+from spark_elastic.worker.zero import check_saved_once, divides, find_divisible
 
 # How often an attribute's new value is checked for memory shared with a module: users usually set it in one place.
 LOOKS = 3
@@ -246,8 +246,10 @@ class ObjectState(State):
         job = current_job()
         if job is None or job.is_fixed or not divides(job.max_np, self._redundancy):
             return
-        if not find_divisible(self._values(shared=True)):
+        shared = self._values(shared=True)
+        if not find_divisible(shared):
             return
+        check_saved_once(shared)
         if job.checkpoints is not None and job.checkpoints.metric is not None:
             raise CheckpointError(
                 "checkpoint_best= cannot be given with a ZeroRedundancyOptimizer: rank 0 alone learns that a commit is the best, "

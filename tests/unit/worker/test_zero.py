@@ -23,7 +23,7 @@ from spark_elastic import (
 )
 from spark_elastic.protocol.messages import Member
 from spark_elastic.worker.state.keepers.sharded import division_of
-from spark_elastic.worker.zero import Division, deal
+from spark_elastic.worker.zero import Division, check_saved_once, deal
 
 STEPS = 4
 MAKERS: dict[str, functools.partial[torch.optim.Optimizer]] = {
@@ -363,6 +363,30 @@ def test_a_new_parameter_may_take_the_place_of_an_old_one_and_groups_may_share_t
     optimizer.param_groups[1]["params"][0] = nn.Parameter(torch.ones(2))
     optimizer.param_groups[0]["params"].append(optimizer.param_groups[1]["params"].pop(0))
     assert optimizer.held_state() == {}
+
+
+class Lookahead:
+    """A wrapper that saves its own state and, if it ``saves_all``, that of its optimizer."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, saves_all: bool) -> None:
+        self.optimizer, self.saves_all, self.calls = optimizer, saves_all, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"calls": self.calls, **({"optimizer": self.optimizer.state_dict()} if self.saves_all else {})}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.calls = state["calls"]
+
+
+def test_a_state_dict_that_includes_the_optimizers_is_refused_beside_it() -> None:
+    """It was gathered in each commit, and the first change of the world ended the job, with an error of Gloo's."""
+    optimizer = ZeroRedundancyOptimizer(net().parameters(), torch.optim.Adam)
+    check_saved_once({"optimizer": optimizer, "wrapper": [Lookahead(optimizer, saves_all=False)]})
+    check_saved_once({"wrapper": Lookahead(optimizer, saves_all=True)})  # nothing divides it there
+    with pytest.raises(
+        TrainingCodeError, match=r"state_dict\(\) of state.wrapper\[0\] \(Lookahead\) calls that of a Zero"
+    ):
+        check_saved_once({"optimizer": optimizer, "wrapper": [Lookahead(optimizer, saves_all=True)]})
 
 
 def test_a_scheduler_of_the_optimizer_inside_which_would_change_nothing_is_refused() -> None:
