@@ -92,8 +92,8 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
     ``redundancy=2``). Everywhere else, and under ``run(elastic=False)``, this is the plain optimizer. While the state is
     divided, ``add_param_group`` is refused, and so are parameters that change their order, such as two that change places
     between groups. A wrapper beside it in the State, such as one for Lookahead, leaves it out of its own ``state_dict``; a job
-    that may divide it refuses one that does not. Hooks of torch for the steps of all optimizers see both this step and the optimizer's inside it, on each
-    rank that updates parameters.
+    that may divide it refuses one that does not. Hooks of torch for the steps of all optimizers see both this step and the
+    optimizer's inside it, on each rank that updates parameters.
     """
 
     def __init__(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import types
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 
 from spark_elastic._code import globals_of
 from spark_elastic.data.loader import PositionedLoader
+from spark_elastic.worker.checks.reachable import find_optimizers
 from spark_elastic.worker.checks.user_frames import depth_of_user
 
 # Torch's classes that divide a model among ranks, so that no rank could send the whole of it to a newcomer.
@@ -92,6 +93,18 @@ def warn_of_metrics(value: object, name: str) -> None:
                 "call persistent(False) of the metric, and reset, update and compute it between two commits",
                 stacklevel=depth_of_user(),
             )
+
+
+def warn_of_training(state: object, models: Collection[torch.nn.Module]) -> None:
+    """Warn of a State that holds what trains, or in whose job ``models`` are wrapped, and that does not look at training."""
+    values = {name: value for name, value in vars(state).items() if not name.startswith("_")}
+    if models or find_optimizers(values):
+        warnings.warn(
+            f"{type(state).__name__} does not look for mistakes in what it trains, such as a model that is not wrapped, nor "
+            "compare the ranks' weights. Write state = se.TorchState(…), or a subclass of it, which does, and takes any other "
+            "objects, too",
+            stacklevel=depth_of_user(),
+        )
 
 
 def check_supported(value: object, name: str) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, TypeVar
 
+from spark_elastic.data.loader import TakesWorld, has_part
 from spark_elastic.protocol.fault_points import Point
 from spark_elastic.worker import faults
 from spark_elastic.worker.checks.fingerprint import Named
@@ -31,10 +32,15 @@ class State(ABC):
     A subclass with an ``__init__`` of its own calls ``super().__init__()``. Commits are named by (generation, index). Each rank
     makes a commit alone, after a reduction of the step over all ranks; without such a reduction, all ranks confirm the commit
     one commit later. A rank that lacks the newest commit after a loss receives it in ``sync``.
+
+    Each rank gets its share of the rows of a ``spark_elastic.data`` loader that is an attribute; a subclass saves the loader's
+    ``state_dict``, and its attribute is named ``loader``. Mistakes in training are found by ``TorchState`` only.
     """
 
     # The checks of the training function; None if this kind of state has none.
     _checks: TrainingChecks | None = None
+    # Whether such checks are made in a job.
+    _looks_at_training = False
 
     def __init__(self) -> None:
         """Begin without a commit and without reset callbacks. Reads nothing, does not block, and raises nothing."""
@@ -215,7 +221,10 @@ class State(ABC):
         return {}
 
     def _enter_world(self, rank: int, size: int) -> None:
-        """Take this rank's share of the data."""
+        """Take this rank's share of the data, from each loader that divides its rows."""
+        for value in list(vars(self).values()):
+            if has_part(value, TakesWorld):
+                value.set_world(rank, size)
 
     def _checked_outside(self) -> AbstractContextManager[None]:
         """While the elastic function runs outside a job, refuse what a job would refuse."""
@@ -234,4 +243,4 @@ class State(ABC):
 
     def _loader_in_use(self) -> object:
         """The loader that the user's function iterates over, if any; the Protocols of ``data.loader`` describe what it can do."""
-        return None
+        return vars(self).get("loader")

@@ -71,6 +71,7 @@ class TorchState(ObjectState):
     _plain_loaders: PlainLoaders | None = None
     # What checks the training function.
     _training_checks: type[TrainingChecks] = TrainingChecks
+    _looks_at_training = True
 
     def __init__(
         self,

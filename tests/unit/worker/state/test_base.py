@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy
@@ -15,6 +16,7 @@ from spark_elastic.protocol.reports import Metrics
 from spark_elastic.worker.elastic import elastic
 from spark_elastic.worker.state.base import State
 from spark_elastic.worker.state.objects import ObjectState
+from spark_elastic.worker.state.torch_state import TorchState
 
 
 def test_what_is_no_function_is_refused() -> None:
@@ -78,6 +80,21 @@ def test_a_state_of_the_users_own_is_counted_too() -> None:
         state.commit()
         assert stage.control.commit == CommitId(1, 1)
         assert state.donor == 0
+
+
+def test_a_state_that_holds_what_trains_and_does_not_look_at_it_causes_a_warning_at_first() -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    with on_stage() as stage:
+        state: State = ObjectState(nested={"optimizer": [optimizer]})
+        with pytest.warns(UserWarning, match=r"^ObjectState does not look for mistakes .* Write state = se.TorchState"):
+            stage.begin(state)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            stage.begin(state, others=[CommitId(1, 0)])
+    for silent in (ObjectState(epoch=0), TorchState(optimizer=optimizer)):
+        with on_stage() as stage, warnings.catch_warnings():
+            warnings.simplefilter("error")
+            stage.begin(silent)
 
 
 def test_the_donor_is_a_rank_with_the_newest_commit() -> None:
