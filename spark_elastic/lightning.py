@@ -32,6 +32,7 @@ from torch.utils._pytree import tree_leaves
 from spark_elastic.errors import TrainingCodeError
 from spark_elastic.worker.context import device, rank, size
 from spark_elastic.worker.ddp import DistributedDataParallel
+from spark_elastic.worker.shards.sharding import refuse_loader
 from spark_elastic.worker.state.torch_state import TorchState
 
 __all__ = ["LightningState"]
@@ -80,22 +81,21 @@ class LightningState(TorchState):
     ) -> None:
         """Move the module to ``device()``, call ``configure_optimizers`` once and for all, and wrap the module.
 
-        Raises ``ValueError`` if no optimizer is returned, and whatever ``DistributedDataParallel`` and ``TorchState`` raise.
+        Raises ``ValueError`` without an optimizer, or for a loader with shards, and whatever the wrapper and ``TorchState`` raise.
         """
         if not module.automatic_optimization:
             raise ValueError(
                 f"{type(module).__name__} has automatic_optimization=False, and Lightning then prepares only its own wrapper for "
                 "backward: write that loop with a TorchState, or optimize automatically"
             )
+        refuse_loader(loader, "Trainer")
         # Move the module before it is wrapped and committed: both would have to be redone when the Trainer moves it.
         module.to(device())
         configured = _configured(module)
         found = list(_with_state(configured))
         optimizers = [each for each in found if isinstance(each, torch.optim.Optimizer)]
         if not optimizers:
-            raise ValueError(
-                f"{type(module).__name__}.configure_optimizers returns no optimizer, so nothing would train"
-            )
+            raise ValueError(f"{type(module).__name__}.configure_optimizers returns no optimizer, so nothing trains")
         module.configure_optimizers = lambda: configured  # type: ignore[method-assign]
         self._known = list(module.parameters())
         self._wrapped = DistributedDataParallel(module, find_unused_parameters=find_unused_parameters)

@@ -23,6 +23,7 @@ from spark_elastic.worker.context import device, rank
 from spark_elastic.worker.ddp import DistributedDataParallel
 from spark_elastic.worker.elastic import elastic
 from spark_elastic.worker.scaling import micro_batches
+from spark_elastic.worker.shards.sharding import refuse_loader
 from spark_elastic.worker.state.attributes import Attributes, by_name
 from spark_elastic.worker.state.torch_state import TorchState
 
@@ -87,6 +88,7 @@ class ElasticTrainer(Trainer):
             raise ValueError("give train_dataset= and global_batch_size=, or a loader=")
         if loader is None:
             loader = self._loader_of_dataset(global_batch_size)
+        refuse_loader(loader, "Trainer")
         # This is done once, for the steps of the whole training: the Trainer would create a new scheduler in each world.
         self.create_optimizer_and_scheduler(self.set_initial_training_values(self.args, loader)[-1])
         self._created_lr_scheduler = False

@@ -61,6 +61,12 @@ def test_a_module_without_an_optimizer_is_refused() -> None:
         state_of("none")
 
 
+def test_a_loader_with_shards_is_refused_as_a_trainer_computes_a_batch_whole() -> None:
+    loader = ElasticDataLoader(range(8), global_batch_size=4, shards=2)
+    with pytest.raises(ValueError, match=r"shards=2, for a loop over model.parts\(batch\), and a Trainer computes"):
+        LightningState(Net("one"), loader=loader)
+
+
 def test_a_module_that_optimizes_by_hand_is_refused() -> None:
     net = Net("one")
     net.automatic_optimization = False

@@ -53,6 +53,12 @@ def test_sampling_that_the_loader_does_not_have_is_refused() -> None:
         trainer_of({"train_sampling_strategy": "group_by_length"})
 
 
+def test_a_loader_with_shards_is_refused_as_a_trainer_computes_a_batch_whole() -> None:
+    loader = ElasticDataLoader(Words(8), global_batch_size=4, shards=2)
+    with pytest.raises(ValueError, match=r"shards=2, for a loop over model.parts\(batch\), and a Trainer computes"):
+        trainer_of({}, train_dataset=None, global_batch_size=None, loader=loader)
+
+
 def test_data_come_from_a_dataset_or_from_a_loader() -> None:
     loader = ElasticDataLoader(Words(8), global_batch_size=4)
     given = {"train_dataset": None, "global_batch_size": None, "loader": loader}
