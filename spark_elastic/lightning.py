@@ -81,7 +81,7 @@ class LightningState(TorchState):
     ) -> None:
         """Move the module to ``device()``, call ``configure_optimizers`` once and for all, and wrap the module.
 
-        Raises ``ValueError`` without an optimizer, or for a loader with shards, and whatever the wrapper and ``TorchState`` raise.
+        Raises ``ValueError`` without an optimizer or with a sharded loader, and whatever the wrapper and ``TorchState`` raise.
         """
         if not module.automatic_optimization:
             raise ValueError(

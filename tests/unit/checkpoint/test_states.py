@@ -158,7 +158,8 @@ def test_another_optimizer_and_parameters_in_another_order_do_not_fit(stage: Sta
         (made(torch.optim.Adam, "b", "a"), "order"),
     ):
         with pytest.raises(
-            CheckpointError, match=f"does not fit this state: .*{words}.*; give another checkpoint= to start over"
+            CheckpointError,
+            match=f"does not fit this state: .*{words}.*; make the State as it was .*, or give another checkpoint=",
         ):
             new_run(stage, url, other)
     new_run(stage, url, made())
