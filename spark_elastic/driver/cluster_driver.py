@@ -197,8 +197,8 @@ class _Life:
             driving = DriveInSlot(self._credentials, meeting, spark_driver)
             self._driving = self._queries.submit(driving, f"spark_elastic run {self._run_id}, driver", rows)
             addressed = self._find_driver(meeting, deadline)
-        if addressed is None:
-            return self._read(self._result_of(self._driving))
+            if addressed is None:
+                return self._read(self._result_of(self._driving))
         self.has_begun = True
         ticket = Ticket(self._run_id, addressed.service, self._credentials, self._settings.network_interface)
         listener = SlotListener(

@@ -32,7 +32,7 @@ from spark_elastic.driver.slot_driver import (
     SlotRegistered,
     SlotsWantedBack,
 )
-from spark_elastic.errors import JobCancelledError, NotEnoughHostsError, TrainingFailedError
+from spark_elastic.errors import CheckpointError, JobCancelledError, NotEnoughHostsError, TrainingFailedError
 from spark_elastic.launchers.defaults import fill_sizes
 from spark_elastic.protocol.event_format import as_event
 from spark_elastic.protocol.messages import Stream
@@ -112,11 +112,14 @@ LOST = RuntimeError("ExecutorLostFailure (executor 1 exited)")
 
 
 class Driver:
-    """One driver: what its post office gives at each fetch, and what its query has in the end."""
+    """One driver: what its post office gives at each fetch, what its query has in the end, and whether it ends unfound."""
 
-    def __init__(self, fetches: Sequence[Sequence[Letter]] = (), end: Sequence[Any] | Exception = ()) -> None:
+    def __init__(
+        self, fetches: Sequence[Sequence[Letter]] = (), end: Sequence[Any] | Exception = (), unfound: bool = False
+    ) -> None:
         self.fetches = list(fetches)
         self.end = end
+        self.unfound = unfound
 
 
 class Cluster:
@@ -159,14 +162,20 @@ class Cluster:
             self.acknowledged.append(function.after)
             if self.driver.fetches:
                 future.set_result([encode(list(self.driver.fetches.pop(0)))])
-            elif isinstance(self.driver.end, Exception):
-                self.driving.set_exception(self.driver.end)
             else:
-                self.driving.set_result([encode(row) for row in self.driver.end])
+                self.end_driver()
         else:
             self.driver = self.drivers.pop(0)
             self.driving = future
+            if self.driver.unfound:
+                self.end_driver()
         return future
+
+    def end_driver(self) -> None:
+        if isinstance(self.driver.end, Exception):
+            self.driving.set_exception(self.driver.end)
+        else:
+            self.driving.set_result([encode(row) for row in self.driver.end])
 
     # -- slots
 
@@ -324,6 +333,15 @@ def test_where_no_driver_comes_the_process_that_waits_for_it_is_ended(play: Any)
     assert isinstance(error, JobCancelledError)
     assert cluster.asked == [("meeting ended", MEETING), "all taken back"]
     assert events == []
+
+
+def test_where_the_driver_ends_before_it_is_found_the_process_that_waits_for_it_is_ended(play: Any) -> None:
+    """It stayed on its executor until ``start_timeout``."""
+    failed = CheckpointError("no checkpoint can be written")
+    cluster = Cluster(Driver(end=[JobError(pickle.dumps(failed))], unfound=True))
+    error, _ = play(cluster)
+    assert (type(error), str(error)) == (CheckpointError, "no checkpoint can be written")
+    assert cluster.asked == [("meeting ended", MEETING), "all taken back"]
 
 
 def test_results_that_no_query_can_fetch_are_an_error_that_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
