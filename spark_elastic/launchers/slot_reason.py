@@ -22,7 +22,12 @@ def find_reason(story: Sequence[str]) -> str:
     python = [line for line in lines if re.match(r"[\w.]*(Error|Exception): ", line) and not line.startswith(_OF_JAVA)]
     # An error of gRPC begins with a line that says only what it is.
     remote = re.findall(r'^\s*details = "(.+)"$', "\n".join(story), re.MULTILINE)
-    return (python or remote or [text.strip().split("\n")[0] for text in story])[-1][:500]
+    return (python or remote or [first_line(text) for text in story])[-1][:500]
+
+
+def first_line(said: str) -> str:
+    """Return the first line of an error. An error of py4j begins with one that says only which call has failed."""
+    return re.sub(r"^An error occurred while calling \S+(\n: | Trace:\n)", "", said.strip()).split("\n")[0]
 
 
 def find_hopeless(reason: str, python: str = "the Python") -> str:
@@ -43,6 +48,13 @@ def find_hopeless(reason: str, python: str = "the Python") -> str:
             f"executors cannot run spark_elastic: {python} there says {reason}. Before the session is made, set PYSPARK_PYTHON "
             f"(spark.pyspark.python) to a Python that has spark_elastic and its packages, as {sys.executable} has here. Or "
             "install there what is missing, or ship it (--py-files, --archives)"
+        )
+    if sizes := re.search(r"Serialized task \S+ was (\d+) bytes, which exceeds max allowed: \S+ \((\d+)", reason):
+        size, limit = (int(found) / 2**20 for found in sizes.groups())
+        return (
+            f"the function and its arguments are too large for Spark: one of the tasks that carry them has {size:.0f} MiB, and "
+            f"spark.rpc.message.maxSize allows {limit:.0f} MiB. Write large data to storage and give its URL, or raise that "
+            "setting before the session is made"
         )
     return reason if SlotConfigurationError.__name__ in reason else ""
 

@@ -32,7 +32,7 @@ from spark_elastic.launchers.session import (
     warn_of_too_few_cores,
 )
 from spark_elastic.launchers.slot import Slot
-from spark_elastic.launchers.slot_reason import GAVE_UP, find_hopeless, find_reason, never_registered
+from spark_elastic.launchers.slot_reason import GAVE_UP, find_hopeless, find_reason, first_line, never_registered
 from spark_elastic.launchers.spark_task import RowsTask
 from spark_elastic.protocol.fault_points import Fault
 from spark_elastic.protocol.ticket import Ticket
@@ -238,7 +238,7 @@ class SparkSlots:
                     logger.warning(
                         "the launcher of Spark tasks failed (%s: %s); it tries again in %.1f s, and what runs goes on",
                         type(error).__name__,
-                        _first_line(error),
+                        first_line(str(error)),
                         pause,
                     )
                     logger.debug("the launcher failed", exc_info=True)
@@ -426,7 +426,3 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = getattr(error, "cause", None) or error.__cause__ or error.__context__
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

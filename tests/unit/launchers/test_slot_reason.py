@@ -30,6 +30,14 @@ Driver stacktrace:"""
         (f"{STAGE}: ExecutorLostFailure (executor 0 exited)", f"{STAGE}: ExecutorLostFailure (executor 0 exited)"),
         ("Job 0 cancelled", "Job 0 cancelled"),
         (
+            f"An error occurred while calling o9.collectToPython.\n: org.apache.spark.SparkException: {STAGE}\n\tat a.B.c(B)",
+            f"org.apache.spark.SparkException: {STAGE}",
+        ),
+        (
+            "An error occurred while calling o9.addJobTag. Trace:\npy4j.Py4JException: Method addJobTag does not exist",
+            "py4j.Py4JException: Method addJobTag does not exist",
+        ),
+        (
             '<_MultiThreadedRendezvous of RPC that terminated with:\n\tstatus = StatusCode.UNAVAILABLE\n\tdetails = "gone: 9"\n>',
             "gone: 9",
         ),
@@ -48,6 +56,15 @@ def test_missing_packages_and_several_gpus_are_hopeless_and_all_else_is_tried_ag
     assert find_hopeless("spark_elastic.launchers.spark_task.SlotConfigurationError: this task was given 2 GPUs")
     assert not find_hopeless("ModuleNotFoundError: No module named 'users'")
     assert not find_hopeless(f"{STAGE}: ExecutorLostFailure (executor 0 exited)")
+
+
+def test_a_task_that_spark_refuses_for_its_size_is_hopeless_and_both_sizes_are_named() -> None:
+    """Four drivers were tried, and the error named only the call of py4j that had failed."""
+    told = find_hopeless(
+        "org.apache.spark.SparkException: Job aborted due to stage failure: Serialized task 2:0 was 150016552 bytes, which "
+        "exceeds max allowed: spark.rpc.message.maxSize (134217728 bytes). Consider increasing spark.rpc.message.maxSize"
+    )
+    assert "has 143 MiB, and spark.rpc.message.maxSize allows 128 MiB. Write large data to storage and give its" in told
 
 
 @pytest.mark.parametrize(
