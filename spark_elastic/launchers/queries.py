@@ -37,6 +37,10 @@ _LOGGERS = ("pyspark.sql.connect.logging", "pyspark.sql.connect.client.core", "p
 # for cancellation whenever it is given a row, and otherwise kills the process only seconds later.
 RowsFunction = Callable[[Iterable[bytes]], Iterable[bytes | None]]
 
+# How many bytes of rows travel with one task. Spark holds a task in memory several times, and refuses it beyond
+# spark.rpc.message.maxSize (128 MiB).
+_TASK_BYTES = 8 * 2**20
+
 # How many bytes pyspark buffers before it passes them on to Spark.
 _BUFFER_BYTES = 65536
 
@@ -164,7 +168,9 @@ class Queries:
             return self._session.range(0, tasks, 1, numPartitions=tasks).selectExpr(
                 "id as number", "cast(null as binary) as row"
             )
-        return self._session.createDataFrame(list(enumerate(rows)), "number long, row binary").coalesce(1)
+        frame = self._session.createDataFrame(list(enumerate(rows)), "number long, row binary")
+        # A shuffle costs little beside the rows that it is for, and each of its tasks brings a part of them.
+        return frame.repartition(1) if sum(map(len, rows)) > _TASK_BYTES else frame.coalesce(1)
 
 
 class RowsMap:

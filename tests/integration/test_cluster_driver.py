@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,12 @@ def test_results_that_an_executor_could_not_hold_at_once_come_in_parts(spark: An
         make_bytes, (70_000_000,), spark=spark, num_proc=WORKERS, max_np=WORKERS, driver="cluster"
     )
     assert results == [random.Random(rank).randbytes(70_000_000) for rank in range(WORKERS)]
+
+
+def test_arguments_of_more_than_one_task_may_carry_reach_the_workers(spark: Any) -> None:
+    data = random.Random(0).randbytes(140_000_000)
+    results = spark_elastic.run(zlib.crc32, args=(data,), spark=spark, num_proc=1, max_np=1, driver="cluster")
+    assert results == [zlib.crc32(data)]
 
 
 def test_a_killed_worker_costs_no_committed_step(run_on_spark: Any) -> None:

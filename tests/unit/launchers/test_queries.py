@@ -29,6 +29,7 @@ class Session:
         self.own = threading.local()
         self.interrupted: dict[str, threading.Event] = {}
         self.waits = threading.Event()
+        self.shuffled: list[int] = []
 
     def getTags(self) -> set[str]:
         return {"the user's"}
@@ -46,7 +47,10 @@ class Session:
         return SimpleNamespace(selectExpr=lambda *expressions: self.frame([]))
 
     def createDataFrame(self, rows: list[tuple[int, bytes]], schema: str) -> Any:
-        return SimpleNamespace(coalesce=lambda count: self.frame(rows[::-1]))
+        return SimpleNamespace(
+            coalesce=lambda count: self.frame(rows[::-1]),
+            repartition=lambda count: self.shuffled.append(len(rows)) or self.frame(rows[::-1]),
+        )
 
     def frame(self, rows: list[tuple[int, bytes]]) -> Any:
         numbers, contents = pa.array([n for n, _ in rows], pa.int64()), pa.array([r for _, r in rows], pa.binary())
@@ -84,6 +88,16 @@ def test_rows_are_given_and_come_back_in_their_order_and_nothing_of_it_is_logged
         ]
         assert queries.submit(list, "").result(WAIT) == []
     assert caplog.messages == []
+
+
+def test_only_large_rows_come_in_several_tasks_and_a_shuffle_brings_them_together(session: Session) -> None:
+    """Spark refuses tasks beyond 128 MiB, and a server with little memory cannot send tasks of half that size."""
+    large = [bytes([number]) * 2**20 for number in range(9)]
+    with Queries(session, "run") as queries:  # type: ignore[arg-type]
+        assert queries.submit(list, "", large[:8]).result(WAIT) == large[:8]
+        assert session.shuffled == []
+        assert queries.submit(list, "", large).result(WAIT) == large
+    assert session.shuffled == [9]
 
 
 def test_a_server_that_is_gone_is_not_waited_for(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
