@@ -59,6 +59,8 @@ from spark_elastic.protocol.ticket import Ticket
 
 logger = logging.getLogger("spark_elastic")
 
+# A function and arguments of more bytes than this are named as a likely reason why no driver has come.
+LARGE_BYTES = 32 * 2**20
 # How many slots are not for workers: one for the driver, and one for the queries that fetch what the driver reports.
 OWN_SLOTS = 2
 # How many drivers may be lost in a row without a checkpoint being written in between.
@@ -182,6 +184,7 @@ class _Life:
         self._given_up = ""
         # Fails once somebody has cancelled the job through Spark.
         self._stopped: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._call_bytes = 0
 
     def run(self, call: bytes) -> list[bytes]:
         """Run the job. Return the pickled results, or raise the job's error, or ``_DriverLostError``."""
@@ -189,6 +192,7 @@ class _Life:
             return self._drive(call)
 
     def _drive(self, call: bytes) -> list[bytes]:
+        self._call_bytes = len(call)
         deadline = time.monotonic() + self._settings.start_timeout
         spark_driver = str(self._launcher.session.conf.get("spark.driver.host", "") or "").strip("[]")
         job = SlotJob(self._run_id, self._launcher.application, self._settings, call, active_plan(), self._wish)
@@ -282,7 +286,7 @@ class _Life:
             if time.monotonic() > deadline:
                 raise NotEnoughHostsError(
                     f"after start_timeout={self._settings.start_timeout:g} s there was no slot for the driver: "
-                    f"driver='cluster' takes {OWN_SLOTS} beside those of the workers"
+                    f"driver='cluster' takes {OWN_SLOTS} beside those of the workers{self._large_call()}"
                 )
 
     def _result_of(self, query: concurrent.futures.Future[list[bytes]]) -> list[bytes]:
@@ -297,7 +301,16 @@ class _Life:
         reason = find_reason([str(error)])
         if hopeless := find_hopeless(reason):
             raise self._failed(hopeless) from error
-        raise _DriverLostError(f"the driver was lost: {reason}") from error
+        raise _DriverLostError(f"the driver was lost: {reason}{self._large_call()}") from error
+
+    def _large_call(self) -> str:
+        """Say that the size of the function and its arguments may be why no driver has come; empty if that is not likely."""
+        if self.has_begun or self._call_bytes <= LARGE_BYTES:
+            return ""
+        return (
+            f". The function and its arguments have {self._call_bytes / 2**20:.0f} MiB: Spark's driver may not have the memory "
+            "to send them. Write large data to storage and give its URL"
+        )
 
     def _read(self, rows: Iterable[bytes]) -> list[bytes]:
         """Read what the driver's task has returned."""

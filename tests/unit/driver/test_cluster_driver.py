@@ -130,7 +130,7 @@ class Cluster:
         self.asked: list[Any] = []
         self.acknowledged: list[int] = []
         self.end_of_session = self.ended = ""
-        self.finds_driver = True
+        self.finds_driver, self.has_slots = True, True
         self.unfit = ""
 
     # -- queries
@@ -151,7 +151,9 @@ class Cluster:
         if isinstance(function, OpenMeeting):
             future.set_result([encode(MEETING)])
         elif isinstance(function, FetchLetters) and function.addresses == MEETING:
-            if self.finds_driver:
+            if not self.has_slots:
+                pass
+            elif self.finds_driver:
                 future.set_result([encode([Letter(1, encode(Addressed(SERVICE, POST)))])])
             else:
                 future.set_exception(LOST)
@@ -213,17 +215,19 @@ class Slots:
 def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Any, list[Any]]]:
     """``play(cluster)``: the results, or the error, of a job there, and the events that it had."""
 
-    def call(cluster: Cluster, wish: CheckpointWish | None = None) -> tuple[Any, list[Any]]:
+    def call(
+        cluster: Cluster, wish: CheckpointWish | None = None, function: bytes = b"call", start_timeout: float = 600.0
+    ) -> tuple[Any, list[Any]]:
         launcher = SimpleNamespace(
             launch=cluster.launch, application="app", platform="Spark", session=SimpleNamespace(conf={})
         )
         monkeypatch.setattr(module, "Queries", lambda session, run_id: cluster)
         monkeypatch.setattr(module, "SparkLauncher", SimpleNamespace)
         events: list[Any] = []
-        settings = JobSettings(min_np=1, num_proc=2, max_np=2)
+        settings = JobSettings(min_np=1, num_proc=2, max_np=2, start_timeout=start_timeout)
         with EventLog(OnEvent(events.append)) as log:
             try:
-                outcome: Any = ClusterDriver(wish).run(launcher, settings, b"call", log, OutputPrinter())  # type: ignore[arg-type]
+                outcome: Any = ClusterDriver(wish).run(launcher, settings, function, log, OutputPrinter())  # type: ignore[arg-type]
             except Exception as error:
                 log.failed(error)
                 outcome = error
@@ -342,6 +346,38 @@ def test_where_the_driver_ends_before_it_is_found_the_process_that_waits_for_it_
     error, _ = play(cluster)
     assert (type(error), str(error)) == (CheckpointError, "no checkpoint can be written")
     assert cluster.asked == [("meeting ended", MEETING), "all taken back"]
+
+
+LARGE = "The function and its arguments have 33 MiB: Spark's driver may not have the memory to send them. Write large"
+
+
+@pytest.mark.parametrize("size", [2**20, 33 * 2**20])
+def test_where_no_driver_comes_in_time_a_large_function_is_named_as_a_likely_reason(play: Any, size: int) -> None:
+    """A server without the memory to send it was told as a lack of slots, of which there were enough."""
+    cluster = Cluster(Driver())
+    cluster.has_slots = False
+    error, _ = play(cluster, function=bytes(size), start_timeout=0.01)
+    assert isinstance(error, NotEnoughHostsError)
+    assert (LARGE in str(error)) == (size > 2**25)
+
+
+@pytest.mark.parametrize("unfound", [True, False])
+def test_of_a_driver_that_is_lost_before_it_is_found_a_large_function_is_named_as_a_likely_reason(
+    play: Any, unfound: bool
+) -> None:
+    end = RuntimeError("Java heap space")
+    error, _ = play(Cluster(*[Driver(end=end, unfound=unfound)] * (LOST_DRIVERS + 1)), function=bytes(33 * 2**20))
+    assert "the driver was lost: Java heap space" in str(error)
+    assert (LARGE in str(error)) == unfound
+
+
+def test_a_function_that_is_too_large_for_any_driver_is_sent_only_once(play: Any) -> None:
+    refused = RuntimeError(
+        "Serialized task 2:0 was 3145728 bytes, which exceeds max allowed: a.maxSize (2097152 bytes)"
+    )
+    error, _ = play(Cluster(Driver(end=refused, unfound=True)), WISH)
+    assert isinstance(error, TrainingFailedError)
+    assert "the function and its arguments are too large for Spark" in str(error)
 
 
 def test_results_that_no_query_can_fetch_are_an_error_that_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
