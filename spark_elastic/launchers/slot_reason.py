@@ -47,7 +47,7 @@ def find_hopeless(reason: str, python: str = "the Python") -> str:
         return (
             f"executors cannot run spark_elastic: {python} there says {reason}. Before the session is made, set PYSPARK_PYTHON "
             f"(spark.pyspark.python) to a Python that has spark_elastic and its packages, as {sys.executable} has here. Or "
-            "install there what is missing, or ship it (--py-files, --archives)"
+            "install there what is missing, or ship it (--py-files, --archives; in Spark Connect spark.addArtifacts)"
         )
     if sizes := re.search(r"Serialized task \S+ was (\d+) bytes, which exceeds max allowed: \S+ \((\d+)", reason):
         size, limit = (int(found) / 2**20 for found in sizes.groups())

@@ -102,8 +102,9 @@ def _unpickle(pickled: bytes) -> tuple[Callable[..., object], tuple[object, ...]
         return function, args, kwargs, list(argv)
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            f"fn needs the module {error.name!r}, which this executor does not have; ship it with --py-files or "
-            "spark.submit.pyFiles, or install it there"
+            f"fn needs the module {error.name!r}, which this executor does not have; install it there, or ship its file or a "
+            "zip of its package: with --py-files or spark.submit.pyFiles, in a running classic session with "
+            "sparkContext.addPyFile(path), in Spark Connect with spark.addArtifacts(path, pyfile=True)"
         ) from error
 
 

@@ -53,6 +53,7 @@ def test_missing_packages_and_several_gpus_are_hopeless_and_all_else_is_tried_ag
         "executors cannot run spark_elastic: python3 there says ModuleNotFoundError: No module named 'torch'. Before the"
     )
     assert sys.executable in missing
+    assert missing.endswith("ship it (--py-files, --archives; in Spark Connect spark.addArtifacts)")
     assert find_hopeless("spark_elastic.launchers.spark_task.SlotConfigurationError: this task was given 2 GPUs")
     assert not find_hopeless("ModuleNotFoundError: No module named 'users'")
     assert not find_hopeless(f"{STAGE}: ExecutorLostFailure (executor 0 exited)")
