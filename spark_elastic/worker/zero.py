@@ -474,5 +474,6 @@ def check_saved_once(values: Mapping[str, object]) -> None:
         if any(optimizer._is_asked for optimizer in divisible):
             raise TrainingCodeError(
                 f"the state_dict() of state.{place} ({type(value).__name__}) calls that of a ZeroRedundancyOptimizer, which the "
-                "State holds by itself, each rank its parts: leave it out of state_dict() and load_state_dict() there"
+                "State holds by itself, each rank its parts: leave it out of state_dict() and load_state_dict() there, or hold "
+                "only one of the two"
             )

@@ -50,10 +50,8 @@ def test_the_training_function_of_the_documentation_counts_every_row_once(
     assert result.faults == len(faults)
 
 
-@pytest.mark.parametrize("kind", ["ObjectState", "State"])
-def test_rows_count_once_where_the_state_holds_nothing_but_plain_objects(run: Any, dataset: str, kind: str) -> None:
-    """A State of one's own did not divide the rows: each rank had all of them."""
-    result = run(training.see_rows, dataset, kind, faults=[kill(rank=1, step=5)], min_np=1, num_proc=2, max_np=2)
+def test_rows_count_once_where_the_state_holds_nothing_but_plain_objects(run: Any, dataset: str) -> None:
+    result = run(training.see_rows, dataset, faults=[kill(rank=1, step=5)], min_np=1, num_proc=2, max_np=2)
     assert result.faults == 1
     assert result.results[0] == [*range(1000)]
 

@@ -733,35 +733,12 @@ def count_rows(
     return {"rank": se.rank(), "seen": model.module.seen.detach().tolist(), "val": state.val, "resets": sizes}
 
 
-def see_rows(url: str, kind: str) -> list[int]:
+def see_rows(url: str) -> list[int]:
     """Return the rows of an epoch that all ranks have seen together, with a State that holds no model."""
-    import copy
-
     import spark_elastic as se
 
-    class Own(se.State):
-        def __init__(self, loader: Any, seen: list[int]) -> None:
-            super().__init__()
-            self.loader, self.seen = loader, seen
-
-        def values(self) -> dict[str, Any]:
-            return copy.deepcopy({"loader": self.loader.state_dict(), "seen": self.seen})
-
-        def load(self, values: dict[str, Any]) -> None:
-            self.loader.load_state_dict(values["loader"])
-            self.seen = list(values["seen"])
-
-        def save(self) -> None:
-            self.saved = self.values()
-
-        def restore(self) -> None:
-            self.load(self.saved)
-
-        def sync(self) -> None:
-            self.load(se.broadcast_object(self.values(), src=self.donor))
-
     loader = se.data.ParquetLoader(url, global_batch_size=50, seed=1)
-    state = {"ObjectState": se.ObjectState, "State": Own}[kind](loader=loader, seen=[])
+    state = se.ObjectState(loader=loader, seen=[])
 
     @se.elastic
     def read(state: Any) -> None:

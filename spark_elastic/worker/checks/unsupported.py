@@ -5,14 +5,15 @@ from __future__ import annotations
 import sys
 import types
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
 import torch
 
 from spark_elastic._code import globals_of
-from spark_elastic.data.loader import PositionedLoader
+from spark_elastic.data.loader import PositionedLoader, shards_of_loader
+from spark_elastic.errors import SparkElasticError
 from spark_elastic.worker.checks.reachable import find_optimizers
 from spark_elastic.worker.checks.user_frames import depth_of_user
 
@@ -95,15 +96,31 @@ def warn_of_metrics(value: object, name: str) -> None:
             )
 
 
-def warn_of_training(state: object, models: Collection[torch.nn.Module]) -> None:
-    """Warn of a State that holds what trains, or in whose job ``models`` are wrapped, and that does not look at training."""
+def warn_of_training(state: object, trains: bool, divides_rows: bool) -> None:
+    """Warn of what a State holds although it does not look at training, or does not divide the rows of its loaders."""
+    kind = type(state).__name__
     values = {name: value for name, value in vars(state).items() if not name.startswith("_")}
-    if models or find_optimizers(values):
+    if trains or find_optimizers(values):
         warnings.warn(
-            f"{type(state).__name__} does not look for mistakes in what it trains, such as a model that is not wrapped, nor "
-            "compare the ranks' weights. Write state = se.TorchState(…), or a subclass of it, which does, and takes any other "
-            "objects, too",
+            f"{kind} does not look for mistakes in what it trains, such as a model that is not wrapped, nor compare the ranks' "
+            "weights. Write state = se.TorchState(…), or a subclass of it, which does, and takes any other objects, too",
             stacklevel=depth_of_user(),
+        )
+    loaders = [name for name, value in values.items() if not divides_rows and isinstance(value, PositionedLoader)]
+    if loaders:
+        warnings.warn(
+            f"{kind} does not divide the rows of its {loaders[0]}: every rank gets all of them, unless your code divides them by "
+            "se.rank() and se.size(). Write state = se.TorchState(loader=…, …), or a subclass of it, which does",
+            stacklevel=depth_of_user(),
+        )
+
+
+def check_shards(state: object, loader: object) -> None:
+    """Raise ``SparkElasticError`` for a loader with ``shards=`` in a State that does not let models train on them."""
+    if (shards := shards_of_loader(loader)) is not None:
+        raise SparkElasticError(
+            f"models train with shards={shards} in a TorchState only, or a subclass of it, which a {type(state).__name__} is "
+            "not: nothing would reduce their gradients. Write state = se.TorchState(loader=…, …)"
         )
 
 

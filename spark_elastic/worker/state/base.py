@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, TypeVar
 
-from spark_elastic.data.loader import TakesWorld, has_part
 from spark_elastic.protocol.fault_points import Point
 from spark_elastic.worker import faults
 from spark_elastic.worker.checks.fingerprint import Named
@@ -33,8 +32,8 @@ class State(ABC):
     makes a commit alone, after a reduction of the step over all ranks; without such a reduction, all ranks confirm the commit
     one commit later. A rank that lacks the newest commit after a loss receives it in ``sync``.
 
-    Each rank gets its share of the rows of a ``spark_elastic.data`` loader that is an attribute; a subclass saves the loader's
-    ``state_dict``, and its attribute is named ``loader``. Mistakes in training are found by ``TorchState`` only.
+    ``ObjectState`` and its subclasses divide the rows of their loader among ranks and continue after a commit; elsewhere every
+    rank gets all rows. Mistakes in training are found by ``TorchState`` and its subclasses only.
     """
 
     # The checks of the training function; None if this kind of state has none.
@@ -221,10 +220,7 @@ class State(ABC):
         return {}
 
     def _enter_world(self, rank: int, size: int) -> None:
-        """Take this rank's share of the data, from each loader that divides its rows."""
-        for value in list(vars(self).values()):
-            if has_part(value, TakesWorld):
-                value.set_world(rank, size)
+        """Take this rank's share of the data."""
 
     def _checked_outside(self) -> AbstractContextManager[None]:
         """While the elastic function runs outside a job, refuse what a job would refuse."""
@@ -243,4 +239,4 @@ class State(ABC):
 
     def _loader_in_use(self) -> object:
         """The loader that the user's function iterates over, if any; the Protocols of ``data.loader`` describe what it can do."""
-        return vars(self).get("loader")
+        return None

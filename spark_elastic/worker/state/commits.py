@@ -24,7 +24,7 @@ from spark_elastic.worker import faults
 from spark_elastic.worker.checks.fingerprint import Comparison
 from spark_elastic.worker.checks.plain_values import PlainValues
 from spark_elastic.worker.checks.same_inputs import same_inputs
-from spark_elastic.worker.checks.unsupported import warn_of_training
+from spark_elastic.worker.checks.unsupported import check_shards, warn_of_training
 from spark_elastic.worker.checks.user_frames import depth_of_user
 from spark_elastic.worker.job import Job, current_job, present_world
 from spark_elastic.worker.shards.loops import loops
@@ -334,8 +334,10 @@ class Commits:
         """Begin a generation, whose commits are made by this state."""
         self._is_interrupted = self._is_sealed = False
         self._durable.enter()
+        if job.models and not state._looks_at_training:
+            check_shards(state, state._loader_in_use())
         if job.state is None and world.rank == 0 and not state._looks_at_training:
-            warn_of_training(state, job.models)
+            warn_of_training(state, trains=bool(job.models), divides_rows=self.keeper is not None)
         job.state = state
         world.can_restore_if(self.can_restore)
         if job.checkpoints is not None and self.keeper is None:

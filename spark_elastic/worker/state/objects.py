@@ -413,13 +413,16 @@ class ObjectState(State):
         }
 
     def _enter_world(self, rank: int, size: int) -> None:
-        super()._enter_world(rank, size)
-        known = set(map(id, vars(self).values()))
-        for value in find_objects(self._values(shared=True) | self._values(shared=False)).values():
-            if has_part(value, TakesWorld) and id(value) not in known:
+        objects = find_objects(self._values(shared=True) | self._values(shared=False))
+        for value in {id(value): value for value in (*vars(self).values(), *objects.values())}.values():
+            if has_part(value, TakesWorld):
                 value.set_world(rank, size)
+        for value in objects.values():
             if isinstance(value, torch.optim.Optimizer):
                 watch_loads(value, self)
+
+    def _loader_in_use(self) -> object:
+        return vars(self).get("loader")
 
     def _own_part(self) -> tuple[Snapshot | None, RandomStates]:
         """Copy what belongs to this rank alone: its local objects and its random numbers. ``_load_own`` loads the copy."""

@@ -10,9 +10,11 @@ import pytest
 import torch
 from worker_stage import on_stage
 
+from spark_elastic.data import ElasticDataLoader
 from spark_elastic.errors import SparkElasticError
 from spark_elastic.protocol.messages import CommitId
 from spark_elastic.protocol.reports import Metrics
+from spark_elastic.worker.ddp import DistributedDataParallel
 from spark_elastic.worker.elastic import elastic
 from spark_elastic.worker.state.base import State
 from spark_elastic.worker.state.objects import ObjectState
@@ -85,7 +87,7 @@ def test_a_state_of_the_users_own_is_counted_too() -> None:
 def test_a_state_that_holds_what_trains_and_does_not_look_at_it_causes_a_warning_at_first() -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
     with on_stage() as stage:
-        state: State = ObjectState(nested={"optimizer": [optimizer]})
+        state = ObjectState(nested={"optimizer": [optimizer]})
         with pytest.warns(UserWarning, match=r"^ObjectState does not look for mistakes .* Write state = se.TorchState"):
             stage.begin(state)
         with warnings.catch_warnings():
@@ -95,6 +97,32 @@ def test_a_state_that_holds_what_trains_and_does_not_look_at_it_causes_a_warning
         with on_stage() as stage, warnings.catch_warnings():
             warnings.simplefilter("error")
             stage.begin(silent)
+
+
+def test_a_state_of_the_users_own_warns_that_it_does_not_divide_the_rows_of_its_loader() -> None:
+    class Own(State):
+        def save(self) -> None: ...
+
+        def restore(self) -> None: ...
+
+        def sync(self) -> None: ...
+
+    with on_stage() as stage:
+        own = Own()
+        own.data = ElasticDataLoader(range(8), global_batch_size=4)  # type: ignore[attr-defined]
+        with pytest.warns(UserWarning, match="Own does not divide the rows of its data: every rank gets all of them"):
+            stage.begin(own)
+        assert [len(batch) for batch in own.data] == [4, 4]  # type: ignore[attr-defined]
+
+
+def test_models_on_shards_are_refused_in_a_state_that_would_reduce_nothing() -> None:
+    """Ranks trained apart, each on its rows, and the job succeeded."""
+    loader = ElasticDataLoader(range(8), global_batch_size=4, shards=2)
+    model = DistributedDataParallel(torch.nn.Linear(1, 1))
+    with on_stage() as stage:
+        stage.models = [model]
+        with pytest.raises(SparkElasticError, match="models train with shards=2 in a TorchState only"):
+            stage.begin(ObjectState(loader=loader, model=model))
 
 
 def test_the_donor_is_a_rank_with_the_newest_commit() -> None:
