@@ -21,6 +21,18 @@ from spark_elastic.worker.state.objects import ObjectState
 from spark_elastic.worker.state.torch_state import TorchState
 
 
+class Own(State):
+    """A State of the user's own, which keeps nothing."""
+
+    data: object = None
+
+    def save(self) -> None: ...
+
+    def restore(self) -> None: ...
+
+    def sync(self) -> None: ...
+
+
 def test_what_is_no_function_is_refused() -> None:
     with pytest.raises(TypeError, match="elastic takes a function, not 3"):
         elastic(3)
@@ -69,13 +81,6 @@ def test_reset_callbacks_run_at_every_generation_but_the_first() -> None:
 
 
 def test_a_state_of_the_users_own_is_counted_too() -> None:
-    class Own(State):
-        def save(self) -> None: ...
-
-        def restore(self) -> None: ...
-
-        def sync(self) -> None: ...
-
     with on_stage() as stage:
         state = Own()
         stage.begin(state)
@@ -100,19 +105,12 @@ def test_a_state_that_holds_what_trains_and_does_not_look_at_it_causes_a_warning
 
 
 def test_a_state_of_the_users_own_warns_that_it_does_not_divide_the_rows_of_its_loader() -> None:
-    class Own(State):
-        def save(self) -> None: ...
-
-        def restore(self) -> None: ...
-
-        def sync(self) -> None: ...
-
     with on_stage() as stage:
         own = Own()
-        own.data = ElasticDataLoader(range(8), global_batch_size=4)  # type: ignore[attr-defined]
+        own.data = ElasticDataLoader(range(8), global_batch_size=4)
         with pytest.warns(UserWarning, match="Own does not divide the rows of its data: every rank gets all of them"):
             stage.begin(own)
-        assert [len(batch) for batch in own.data] == [4, 4]  # type: ignore[attr-defined]
+        assert [len(batch) for batch in own.data] == [4, 4]
 
 
 def test_models_on_shards_are_refused_in_a_state_that_would_reduce_nothing() -> None:
