@@ -1,9 +1,9 @@
 """Turns Arrow columns into numpy columns, and says which columns can be converted.
 
 Numbers, bools and dictionaries of them become [rows]; fixed-size lists, tensors and lists of one length [rows, …]; other lists
-become ``Ragged``; Spark ML's vectors are lists. Strings, bytes, times, decimals, other structs, maps and lists of lists have no
-tensor, and neither has what contains them: they are left out unless a ``transform`` makes numbers of them. A null is an error,
-also in a list: no number stands for it.
+become ``Ragged``; Spark ML's vectors are lists. Lists in fixed-size lists must have one length: [rows, n, length]. Strings,
+bytes, times, decimals, other structs, maps and other lists of lists have no tensor, and neither has what contains them: they are
+left out unless a ``transform`` makes numbers of them. A null is an error, also in a list: no number stands for it.
 """
 
 from __future__ import annotations
@@ -25,17 +25,11 @@ logging.getLogger("torch.fx._symbolic_trace").addFilter(lambda record: "is_fx_tr
 
 def convertible(kind: pa.DataType) -> bool:
     """Return whether columns of this Arrow type become tensors."""
+    if pa.types.is_dictionary(kind) or pa.types.is_fixed_size_list(kind) or isinstance(kind, pa.FixedShapeTensorType):
+        return convertible(kind.value_type)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return _is_number(kind.value_type)
-    return is_vector(kind) or _has_one_shape(kind)
-
-
-def _has_one_shape(kind: pa.DataType) -> bool:
-    """Whether all values of the type are numbers, or arrays of numbers of one shape."""
-    is_nested = pa.types.is_dictionary(kind) or pa.types.is_fixed_size_list(kind)
-    if is_nested or isinstance(kind, pa.FixedShapeTensorType):
-        return _has_one_shape(kind.value_type)
-    return _is_number(kind)
+    return _is_number(kind) or is_vector(kind)
 
 
 def _is_number(kind: pa.DataType) -> bool:
@@ -65,7 +59,11 @@ def to_column(array: pa.Array | pa.ChunkedArray, name: str, where: str) -> Colum
         return to_column(array.dictionary_decode(), name, where)
     if pa.types.is_fixed_size_list(kind):
         values = to_column(array.flatten(), name, where)
-        assert isinstance(values, np.ndarray)
+        if isinstance(values, Ragged):
+            raise DataError(
+                f"{where}: column {name!r} has lists of different lengths in its fixed-size lists; "
+                "make them equally long with transform=, or leave the column out with columns="
+            )
         return values.reshape(len(array), kind.list_size, *values.shape[1:])
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         values = to_column(array.flatten(), name, where)

@@ -71,15 +71,14 @@ def vector(kind: int | None, size: int, indices: list[int], values: list[float |
 @pytest.mark.parametrize(
     ("kind", "value"),
     [
-        (pa.list_(pa.list_(pa.int64()), 2), [[1, 2], [3]]),
-        (pa.list_(pa.large_list(pa.int64()), 2), [[1, 2], [3, 4]]),
-        (pa.list_(pa.list_(pa.list_(pa.int64()), 1), 2), [[[1, 2]], [[3]]]),
-        (pa.list_(VECTOR, 2), [vector(1, 2, [], [1.0, 2.0]), vector(1, 1, [], [3.0])]),
+        (pa.list_(pa.list_(pa.int64())), [[1, 2], [3]]),
+        (pa.list_(pa.list_(pa.int64(), 2)), [[1, 2], [3, 4]]),
+        (pa.list_(pa.list_(pa.list_(pa.int64())), 1), [[[1, 2], [3]]]),
         (pa.list_(pa.string(), 2), ["a", "b"]),
         (pa.struct([("pair", pa.list_(pa.int64(), 2))]), {"pair": [1, 2]}),
     ],
 )
-def test_what_has_lists_or_texts_somewhere_inside_is_left_out_and_refused_when_it_is_named(
+def test_what_has_lists_of_lists_or_texts_somewhere_inside_is_left_out_and_refused_when_it_is_named(
     kind: pa.DataType, value: object, tmp_path: Path
 ) -> None:
     table = table_of(("id", pa.array([1, 2])), ("v", pa.array([value] * 2, kind)))
@@ -88,6 +87,54 @@ def test_what_has_lists_or_texts_somewhere_inside_is_left_out_and_refused_when_i
         batch_of(tmp_path, table, columns=["v"])
     with pytest.raises(DataError, match=r"row group 0: column 'v' is .*, which cannot be made into a tensor"):
         batch_of(tmp_path, table, transform=lambda table: {"v": table["v"]})
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "expected"),
+    [
+        (pa.list_(pa.list_(pa.int64()), 2), [[1, 2, 3], [4, 5, 6]], [[1, 2, 3], [4, 5, 6]]),
+        (pa.list_(pa.large_list(pa.int64()), 2), [[1], [2]], [[1], [2]]),
+        (pa.list_(pa.list_(pa.list_(pa.int64()), 1), 2), [[[1, 2]], [[3, 4]]], [[[1, 2]], [[3, 4]]]),
+        (pa.list_(VECTOR, 2), [vector(1, 2, [], [1.0, 2.0]), vector(0, 2, [1], [3.0])], [[1, 2], [0, 3]]),
+    ],
+)
+def test_lists_of_one_length_in_fixed_size_lists_are_matrices(
+    kind: pa.DataType, value: object, expected: object, tmp_path: Path
+) -> None:
+    assert batch_of(tmp_path, table_of(("v", pa.array([value] * 2, kind))))["v"].tolist() == [expected] * 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (pa.list_(pa.list_(pa.int64()), 2), [[1, 2], [3]]),
+        (pa.list_(VECTOR, 2), [vector(1, 2, [], [1.0, 2.0]), vector(1, 1, [], [3.0])]),
+    ],
+)
+def test_lists_of_different_lengths_in_fixed_size_lists_are_an_error_that_names_column_and_row_group(
+    kind: pa.DataType, value: object, tmp_path: Path
+) -> None:
+    table = table_of(("id", pa.array([1, 2])), ("v", pa.array([value] * 2, kind)))
+    with pytest.raises(
+        DataError, match=r"parquet, row group 0: column 'v' has lists of different lengths in its fixed-"
+    ):
+        batch_of(tmp_path, table)
+    assert batch_of(tmp_path, table, columns=["id"])["id"].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "expected"),
+    [
+        (pa.list_(pa.int64()), [[1, 2], [3]], [[1, 2], [3], [1, 2]]),
+        (VECTOR, [vector(1, 2, [], [1.0, 2.0]), vector(0, 3, [1], [5.0])], [[1, 2], [0, 5, 0], [1, 2]]),
+    ],
+)
+def test_dictionaries_of_lists_that_a_transform_makes_are_lists(
+    kind: pa.DataType, values: list[Any], expected: list[list[int]], tmp_path: Path
+) -> None:
+    encoded = pa.DictionaryArray.from_arrays(pa.array([0, 1, 0]), pa.array(values, kind))
+    batch = batch_of(tmp_path, table_of(("id", pa.array([1, 2, 3]))), transform=lambda table: {"v": encoded})
+    assert [row.tolist() for row in batch["v"].unbind()] == expected
 
 
 def test_tensors_without_numbers_are_left_out(tmp_path: Path) -> None:
