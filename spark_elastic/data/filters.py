@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 import pyarrow as pa
@@ -41,7 +42,7 @@ class RowFilter:
 
     def __init__(self, manifest: Manifest, filters: Filters, predicate: PredicateBase | None = None) -> None:
         self.schema = pa.schema([*manifest.schema, *manifest.partition_types.items()])
-        self.expression = None if filters is None else _expression(filters, self.schema)
+        self.expression, text = _expression_and_text(filters, self.schema)
         self._predicate = None if predicate is None else checked(predicate)
         self._fields = [] if self._predicate is None else self._fields_of(self._predicate)
         self._values: Values = column_values
@@ -49,7 +50,6 @@ class RowFilter:
             from spark_elastic.data.unischema import Decoder
 
             self._values = Decoder(manifest.unischema).values
-        text = "" if self.expression is None else _text(self.expression)
         # A pyarrow expression does not list its fields, so they are found in its text. A false match costs no more than reading
         # a column.
         if "FieldPath(" in text:  # the rows below have some of the columns only, in another order
@@ -157,12 +157,22 @@ class RowFilter:
         return [index for index in indices if manifest.row_groups[index].ordinal in kept]
 
 
-def _expression(filters: Filters, schema: pa.Schema) -> pc.Expression:
+def _expression_and_text(filters: Filters | None, schema: pa.Schema) -> tuple[pc.Expression | None, str]:
+    """Return the expression that passes rows, and the text that identifies it in checkpoints."""
+    if filters is None:
+        return None, ""
     if isinstance(filters, pc.Expression):
-        return filters
+        return filters, _text(filters)
     unsigned = {field.name for field in schema if pa.types.is_uint64(field.type)}
+    ordered = _ordered(filters)
     try:
-        return pq.filters_to_expression(_as_unsigned(_ordered(filters), unsigned))
+        fitted = _as_unsigned(ordered, unsigned)
+        expression = named = pq.filters_to_expression(fitted)
+        if fitted is not ordered:
+            # Checkpoints of earlier releases hold the text of what pyarrow makes of the numbers as they are given.
+            with suppress(OverflowError, pa.ArrowInvalid):
+                named = pq.filters_to_expression(ordered)
+        return expression, _text(named)
     except OverflowError as failure:
         raise ValueError(
             f"filters={filters!r} has a whole number that is too large or too small: columns of uint64 are compared with 0 to "
@@ -182,19 +192,24 @@ def _ordered(filters: object) -> object:
 
 
 def _as_unsigned(filters: object, columns: set[str]) -> object:
-    """Make uint64 of whole numbers that are compared with these columns of uint64, which pyarrow takes for int64 otherwise."""
+    """Make uint64 of whole numbers that are compared with these columns of uint64, which pyarrow takes for int64 otherwise.
+
+    Returns the same object if nothing has to change.
+    """
     match filters:
-        case [str(name), str(operator), value] if name in columns:
-            return name, operator, _unsigned(value)
+        case [str(name), str(operator), value]:
+            unsigned = _unsigned(value) if name in columns else value
+            return filters if unsigned is value else (name, operator, unsigned)
         case list() | tuple():
-            return type(filters)(_as_unsigned(part, columns) for part in filters)
+            parts = [_as_unsigned(part, columns) for part in filters]
+            is_same = all(new is old for new, old in zip(parts, filters, strict=True))
+            return filters if is_same else type(filters)(parts)
     return filters
 
 
 def _unsigned(value: object) -> object:
-    if isinstance(value, int) and value >= 0:
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return pa.scalar(value, pa.uint64())
-    # Lists of smaller numbers stay int64: the text of their expression names the type, and checkpoints hold this text.
     if isinstance(value, (list, tuple)) and any(isinstance(each, int) and each >= 2**63 for each in value):
         return pa.array(value, pa.uint64())
     return value
