@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from numbers import Integral
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +31,8 @@ Filters = object  # pc.Expression, or tuples (column, op, value), ANDed, or list
 
 _NUMBER = "__spark_elastic_row"
 _CHUNK = 65_536
+# A value that is not negative passes with a negative number as it passes by this operator with 0.
+_WITH_ZERO = {"=": "<", "==": "<", "<": "<", "<=": "<", "!=": ">=", ">": ">=", ">=": ">="}
 _COUNTED = np.dtype([("rows", "<i8"), ("digest", "<u8")])  # for a row group: how many rows pass, and a hash of which
 
 
@@ -163,10 +167,10 @@ def _expression_and_text(filters: Filters | None, schema: pa.Schema) -> tuple[pc
         return None, ""
     if isinstance(filters, pc.Expression):
         return filters, _text(filters)
-    unsigned = {field.name for field in schema if pa.types.is_uint64(field.type)}
+    types = {field.name: field.type for field in schema}
     ordered = _ordered(filters)
     try:
-        fitted = _as_unsigned(ordered, unsigned)
+        fitted = _fitted(ordered, types)
         expression = named = pq.filters_to_expression(fitted)
         if fitted is not ordered:
             # Checkpoints of earlier releases hold the text of what pyarrow makes of the numbers as they are given.
@@ -175,8 +179,8 @@ def _expression_and_text(filters: Filters | None, schema: pa.Schema) -> tuple[pc
         return expression, _text(named)
     except OverflowError as failure:
         raise ValueError(
-            f"filters={filters!r} has a whole number that is too large or too small: columns of uint64 are compared with 0 to "
-            "2**64 - 1, others with -2**63 to 2**63 - 1"
+            f"filters={filters!r} has a whole number that is too large or too small: columns of uint64 are compared with those "
+            "up to 2**64 - 1, columns of other whole numbers with -2**63 to 2**63 - 1"
         ) from failure
     except (TypeError, ValueError, pa.ArrowException) as failure:
         raise ValueError(f"filters={filters!r} is not what pyarrow takes: {failure}") from failure
@@ -191,28 +195,53 @@ def _ordered(filters: object) -> object:
     return filters
 
 
-def _as_unsigned(filters: object, columns: set[str]) -> object:
-    """Make uint64 of whole numbers that are compared with these columns of uint64, which pyarrow takes for int64 otherwise.
+def _fitted(filters: object, types: Mapping[str, pa.DataType]) -> object:
+    """Make uint64 or float of whole numbers that are compared with such columns, where pyarrow's int64 would not do.
 
     Returns the same object if nothing has to change.
     """
     match filters:
-        case [str(name), str(operator), value]:
-            unsigned = _unsigned(value) if name in columns else value
-            return filters if unsigned is value else (name, operator, unsigned)
+        case [str(name), str(), _]:
+            if name in types and pa.types.is_uint64(types[name]):
+                return _for_unsigned(filters)
+            return _for_floating(filters) if name in types and pa.types.is_floating(types[name]) else filters
         case list() | tuple():
-            parts = [_as_unsigned(part, columns) for part in filters]
+            parts = [_fitted(part, types) for part in filters]
             is_same = all(new is old for new, old in zip(parts, filters, strict=True))
             return filters if is_same else type(filters)(parts)
     return filters
 
 
-def _unsigned(value: object) -> object:
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return pa.scalar(value, pa.uint64())
-    if isinstance(value, (list, tuple)) and any(isinstance(each, int) and each >= 2**63 for each in value):
-        return pa.array(value, pa.uint64())
-    return value
+def _for_unsigned(comparison: Sequence[Any]) -> Sequence[Any]:
+    """Compare with uint64, of which no value is negative: negative numbers are compared like 0, and left out of lists."""
+    name, operator, value = comparison
+    if _are_whole([value]):
+        if value < 0:
+            return name, _WITH_ZERO.get(operator, operator), pa.scalar(0, pa.uint64())
+        return name, operator, pa.scalar(int(value), pa.uint64())
+    if isinstance(value, (list, tuple)) and _some_beyond(value, 0):
+        return name, operator, pa.array([each for each in value if each is None or each >= 0], pa.uint64())
+    return comparison
+
+
+def _for_floating(comparison: Sequence[Any]) -> Sequence[Any]:
+    name, operator, value = comparison
+    if _some_beyond([value], -(2**63)):
+        return name, operator, float(value)
+    if isinstance(value, (list, tuple)) and _some_beyond(value, -(2**63)):
+        return name, operator, [None if each is None else float(each) for each in value]
+    return comparison
+
+
+def _some_beyond(values: Sequence[Any], least: int) -> bool:
+    """Whether all values are whole numbers or None, and some are less than ``least`` or at least 2**63."""
+    numbers = [value for value in values if value is not None]
+    return bool(numbers) and _are_whole(numbers) and not least <= min(numbers) <= max(numbers) < 2**63
+
+
+def _are_whole(values: Sequence[Any]) -> bool:
+    kinds = set(map(type, values))
+    return all(issubclass(kind, Integral) and not issubclass(kind, bool) for kind in kinds)
 
 
 def _text(expression: pc.Expression) -> str:
