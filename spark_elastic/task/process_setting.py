@@ -6,7 +6,7 @@ import importlib.util
 import os
 import resource
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.machinery import all_suffixes
@@ -64,13 +64,12 @@ def package_marks(import_path: list[str]) -> tuple[Mark, ...]:
     Of a folder that is not made for packages, only the metadata of those that were installed there count (``pip install
     --target``): its other files are user code, which a warm parent does not import.
     """
-    marks = []
+    marks: list[Mark] = []
     for path in (path or os.curdir for path in import_path):
-        with suppress(OSError):  # nothing is there
-            if os.path.isfile(path) or os.path.basename(path) in ("site-packages", "dist-packages"):
-                marks.append(_mark(path))
-            else:
-                marks += _marks_in(path, (".dist-info", ".egg-info"))
+        if os.path.isfile(path) or os.path.basename(path) in ("site-packages", "dist-packages"):
+            marks += _marks([path])
+        else:
+            marks += _marks_in(path, (".dist-info", ".egg-info"))
     return tuple(marks)
 
 
@@ -84,24 +83,31 @@ def module_marks(modules: list[str]) -> tuple[Mark, ...]:
         package, *names = module.split(".")
         try:
             spec = importlib.util.find_spec(package)  # imports nothing, as this name has no dots
-        except (ImportError, ValueError):
+        except Exception:  # whatever a finder that the user has installed raises
             spec = None
         if spec is None:
             continue
         if spec.origin and os.path.isfile(spec.origin):
-            marks.add(_mark(spec.origin))
+            marks.update(_marks([spec.origin]))
         for folder in spec.submodule_search_locations or ():
             for depth in range(len(names) + 1):
-                with suppress(OSError):  # the module is a file, or in an archive
-                    marks.update(_marks_in(os.path.join(folder, *names[:depth]), tuple(all_suffixes())))
+                marks.update(_marks_in(os.path.join(folder, *names[:depth]), tuple(all_suffixes())))
     return tuple(sorted(marks))
 
 
 def _marks_in(folder: str, ends: tuple[str, ...]) -> list[Mark]:
-    with os.scandir(folder) as entries:
-        return sorted(_mark(entry.path) for entry in entries if entry.name.endswith(ends))
+    """Return the marks of a folder's entries with such names, except hidden ones, such as an editor's lock ``.#module.py``."""
+    names: list[str] = []
+    with suppress(OSError):  # no folder is there
+        names = sorted(name for name in os.listdir(folder) if name.endswith(ends) and not name.startswith("."))
+    return _marks(os.path.join(folder, name) for name in names)
 
 
-def _mark(path: str) -> Mark:
-    found = os.stat(path)
-    return path, found.st_mtime_ns, found.st_size
+def _marks(paths: Iterable[str]) -> list[Mark]:
+    """Return the marks of what is there: not of links that lead nowhere, nor of what vanishes meanwhile."""
+    marks = []
+    for path in paths:
+        with suppress(OSError):
+            found = os.stat(path)
+            marks.append((path, found.st_mtime_ns, found.st_size))
+    return marks

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -90,6 +91,45 @@ def test_a_module_to_import_ahead_whose_code_is_edited_is_noticed(
     assert module_marks([module]) == before
     file.write_text("VALUE = 22222\n")
     assert module_marks([module]) != before
+
+
+def test_links_that_lead_nowhere_and_hidden_files_leave_the_other_marks_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as the lock that Emacs makes beside a file while it is edited, and the metadata of a package that is gone."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "torch.egg-info").touch()
+    (folder := tmp_path / "heavy").mkdir()
+    (folder / "__init__.py").touch()
+    before = package_marks([str(tmp_path)]), module_marks(["heavy"])
+    assert all(before)
+    (tmp_path / "gone.egg-info").symlink_to("nowhere")
+    (folder / "gone.py").symlink_to("nowhere")
+    (folder / ".#models.py").symlink_to("me@host.1:2")
+    (folder / "._models.py").touch()
+    assert (package_marks([str(tmp_path)]), module_marks(["heavy"])) == before
+
+
+def test_a_module_file_that_vanishes_meanwhile_has_no_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "single.py").touch()
+    importlib.invalidate_caches()
+
+    def vanishes(path: str) -> bool:
+        Path(path).unlink()
+        return True
+
+    monkeypatch.setattr(os.path, "isfile", vanishes)
+    assert module_marks(["single"]) == ()
+
+
+def test_a_module_whose_finder_raises_has_no_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Finder:
+        def find_spec(self, *arguments: object) -> None:
+            raise RuntimeError("no network")
+
+    monkeypatch.setattr(sys, "meta_path", [Finder()])
+    assert module_marks(["heavy_of_a_finder"]) == ()
 
 
 @pytest.mark.parametrize("module", ["nowhere.at.all", ".relative", "sys"])
