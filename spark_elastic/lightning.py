@@ -88,7 +88,7 @@ class LightningState(TorchState):
                 f"{type(module).__name__} has automatic_optimization=False, and Lightning then prepares only its own wrapper for "
                 "backward: write that loop with a TorchState, or optimize automatically"
             )
-        refuse_loader(loader, "Trainer")
+        refuse_loader(loader)
         # Move the module before it is wrapped and committed: both would have to be redone when the Trainer moves it.
         module.to(device())
         configured = _configured(module)

@@ -88,7 +88,7 @@ class ElasticTrainer(Trainer):
             raise ValueError("give train_dataset= and global_batch_size=, or a loader=")
         if loader is None:
             loader = self._loader_of_dataset(global_batch_size)
-        refuse_loader(loader, "Trainer")
+        refuse_loader(loader)
         # This is done once, for the steps of the whole training: the Trainer would create a new scheduler in each world.
         self.create_optimizer_and_scheduler(self.set_initial_training_values(self.args, loader)[-1])
         self._created_lr_scheduler = False

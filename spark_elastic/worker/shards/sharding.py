@@ -88,11 +88,11 @@ def shards_in_use() -> int | None:
     return shards_of_loader(loader)
 
 
-def refuse_loader(loader: object, trainer: str) -> None:
-    """Raise ``ValueError`` for a loader with ``shards=``: a library's ``trainer`` computes each batch whole."""
+def refuse_loader(loader: object) -> None:
+    """Raise ``ValueError`` for a loader with ``shards=``: a library's Trainer computes each batch whole."""
     if (shards := shards_of_loader(loader)) is not None:
         raise ValueError(
-            f"the loader was made with shards={shards}, for a loop over model.parts(batch), and a {trainer} computes a rank's "
+            f"the loader was made with shards={shards}, for a loop over model.parts(batch), and a Trainer computes a rank's "
             "batch whole: leave out shards=, or write that loop with a TorchState"
         )
 

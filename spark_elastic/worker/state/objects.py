@@ -319,9 +319,8 @@ class ObjectState(State):
             prepared.put_back()
         except Exception as error:
             advice = "make the State as it was at that commit, or give another checkpoint= to start over"
-            raise final(
-                CheckpointError(f"checkpoint {saved.name} does not fit this state: {error}; {advice}")
-            ) from error
+            misfit = f"checkpoint {saved.name} does not fit this state: {error}; {advice}"
+            raise final(CheckpointError(misfit)) from error
         if replaced and world.rank == 0:
             warnings.warn(
                 f"the job goes on from checkpoint {saved.name}, and {'; '.join(replaced)}. If the new values are meant, set "

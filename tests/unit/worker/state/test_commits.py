@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from worker_stage import on_stage
+from worker_stage import Stage, on_stage
 
 from spark_elastic.data import ElasticDataLoader
 from spark_elastic.errors import HostsUpdatedInterrupt, SparkElasticError, TrainingCodeError, WorkerLostError
@@ -297,15 +297,20 @@ def test_a_second_state_cannot_commit_in_a_job() -> None:
             ObjectState(other=1).commit()
 
 
+def interrupt(stage: Stage, state: ObjectState) -> None:
+    """Make two commits, of which the second one raises that the world changes."""
+    stage.control.is_interrupted = True
+    state.commit()
+    with pytest.raises(HostsUpdatedInterrupt):
+        state.commit()
+
+
 def test_what_code_did_after_it_had_swallowed_an_interrupt_belongs_to_no_commit() -> None:
     """An epoch's loop in a try block: the next commit kept the skipped rest of the epoch as if it had been trained."""
     with on_stage() as stage:
         state = ObjectState(epoch=0)
         stage.begin(state)
-        stage.control.is_interrupted = True
-        state.commit()
-        with pytest.raises(HostsUpdatedInterrupt):
-            state.commit()
+        interrupt(stage, state)
         state.epoch = 1
         for again in (state.commit, state.check_host_updates):
             with pytest.raises(HostsUpdatedInterrupt):
@@ -319,10 +324,7 @@ def test_a_function_that_returns_after_it_has_swallowed_an_interrupt_is_entered_
     with on_stage() as stage:
         state = ObjectState(epoch=0)
         stage.begin(state)
-        stage.control.is_interrupted = True
-        state.commit()
-        with pytest.raises(HostsUpdatedInterrupt):
-            state.commit()
+        interrupt(stage, state)
         with pytest.raises(HostsUpdatedInterrupt), pytest.warns(UserWarning, match="caught HostsUpdatedInterrupt"):
             state._leave(stage.world)
         stage.control.is_interrupted = False
@@ -338,10 +340,7 @@ def test_in_place_a_step_after_a_swallowed_interrupt_raises_it_again_ahead_of_th
     with on_stage() as stage:
         state = TorchState(model=model, optimizer=optimizer, epoch=0, commit="in_place")
         stage.begin(state)
-        stage.control.is_interrupted = True
-        state.commit()
-        with pytest.raises(HostsUpdatedInterrupt):
-            state.commit()
+        interrupt(stage, state)
         state.epoch = 1
         guard = state._keeper.guard  # type: ignore[attr-defined]
         with pytest.raises(HostsUpdatedInterrupt):
