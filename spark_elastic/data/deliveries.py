@@ -211,7 +211,7 @@ class Deliveries:
         came_again, self._came_again = self._came_again, False
         return came_again
 
-    def leave_out_rows(self, are_set: bool) -> bool:
+    def note_step(self, are_set: bool) -> bool:
         """Note an optimizer's step. Return True, once, if models are given different fractions of the rows that are delivered.
 
         A batch is judged when a later one is in use, because several steps may share it. Differences of one row may come from

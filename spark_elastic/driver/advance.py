@@ -62,7 +62,7 @@ def _start_workers(job: JobState) -> None:
     limit = job.plain_target or job.settings.num_proc if job.elastic_since is None else None
     if job.sizing.limit is not None:
         limit = job.sizing.limit + sum(not _can_train(job, worker) for worker in job.workers.values())
-    job.hosts.forgive_slow(job.settings.min_np, job.now)
+    job.hosts.forgive_if_short(job.settings.min_np, job.now)
     job.order(*job.roster.start_workers(job.now, limit))
 
 

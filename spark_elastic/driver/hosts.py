@@ -130,7 +130,7 @@ class HostManager:
         """Start no worker in this place before ``until``, because one was too slow there."""
         self._slow_until[place] = until
 
-    def forgive_slow(self, needed: int, now: float) -> None:
+    def forgive_if_short(self, needed: int, now: float) -> None:
         """Let places where a worker was too slow have workers again if fewer than ``needed`` hosts have one or will get one.
 
         A slow worker is better than none.

@@ -215,9 +215,7 @@ def _prefix(executor: int) -> str:
 def _digest(setting: ProcessSetting) -> str:
     ancestors = [(pid, psutil.Process(pid).create_time()) for pid in _above()]
     files = os.stat("/proc/self/ns/mnt").st_ino
-    known = (sorted(setting.environment.items()), sorted(setting.cores), sorted(setting.limits.items()))
-    everything = (ancestors, files, setting.interpreter, setting.folder, setting.packages, known)
-    return hashlib.sha256(repr(everything).encode()).hexdigest()[:32]
+    return hashlib.sha256(repr((ancestors, files, setting)).encode()).hexdigest()[:32]
 
 
 def _importer_at(address: str) -> int:

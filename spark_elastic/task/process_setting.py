@@ -19,14 +19,14 @@ Mark = tuple[str, int, int]  # a path, with the time and size of what is there
 
 @dataclass(frozen=True)
 class ProcessSetting:
-    """Two settings are equal if a process started with one is as good as a process started with the other."""
+    """Two settings are equal, and have the same ``repr``, if a process of the one is as good as a process of the other."""
 
     interpreter: str
     environment: dict[str, str]
     # The inode number distinguishes a folder from another folder that was made in its place.
     folder: tuple[str, int]
     packages: tuple[Mark, ...]
-    cores: frozenset[int]
+    cores: tuple[int, ...]
     limits: dict[str, tuple[int, int]]
     niceness: int
     umask: str
@@ -37,10 +37,10 @@ class ProcessSetting:
         limits = [name for name in dir(resource) if name.startswith("RLIMIT_")]
         return cls(
             sys.executable,
-            environment,
+            dict(sorted(environment.items())),
             (os.getcwd(), os.stat(".").st_ino),
             package_marks(sys.path) + module_marks(preloaded(environment)),
-            frozenset(os.sched_getaffinity(0)),
+            tuple(sorted(os.sched_getaffinity(0))),
             {name: resource.getrlimit(getattr(resource, name)) for name in limits},
             os.getpriority(os.PRIO_PROCESS, 0),
             _umask(),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from spark_elastic.protocol import records, reports
+from spark_elastic.protocol.gathering import Gathering
 from spark_elastic.protocol.records import Entry, Record, WorkerReported
 
 
@@ -61,13 +62,13 @@ class _Crowd:
 
     stage: Stage | None = Stage.SLOTS
     _size: int = 0
-    _hosts: set[int] = field(default_factory=set)
-    _starting: set[int] = field(default_factory=set)
-    _running: set[int] = field(default_factory=set)
-    _ready: set[int] = field(default_factory=set)
+    _there: Gathering = field(default_factory=Gathering)
 
     def see(self, record: Record) -> None:
+        self._there.see(record)
         match record:
+            case records.JobStarted(num_proc=num_proc):
+                self._size = num_proc
             case records.WorldForming(size=size):
                 self._size, self.stage = size, Stage.CONNECT
             case records.WorldFormed():
@@ -78,49 +79,24 @@ class _Crowd:
                 self.stage = None
             case records.WorldFinished() | records.ResultArrived() | records.JobFinished() | records.JobFailed():
                 self.stage = None
-            case _:
-                self._gather(record)
-
-    def _gather(self, record: Record) -> None:
-        """Follow arrivals and losses before the first world, or after a world that broke before its first step."""
-        match record:
-            case records.JobStarted(num_proc=num_proc):
-                self._size = num_proc
-            case records.HostRegistered(host):
-                self._hosts.add(host)
-            case records.HostLost(host):
-                self._hosts.discard(host)
-            case records.WorkerStarting(worker):
-                self._starting.add(worker)
-            case records.WorkerStarted(worker):
-                self._starting.discard(worker)
-                self._running.add(worker)
-            case records.WorkerReady(worker):
-                self._starting.discard(worker)
-                self._running.discard(worker)
-                self._ready.add(worker)
-            case records.WorkerLost(worker):
-                for workers in (self._starting, self._running, self._ready):
-                    workers.discard(worker)
             case records.WorldBroken():
                 self.stage = self._gathering
-            case _:
-                return
-        if self.stage not in _OF_A_WORLD:  # to which arrivals make no difference, also those that are noted late
-            self.stage = self._gathering
+            case _ if self.stage not in _OF_A_WORLD:  # there, arrivals make no difference, also if noted late
+                self.stage = self._gathering
 
     @property
     def _gathering(self) -> Stage:
-        workers = len(self._starting | self._running | self._ready)
-        if max(len(self._hosts), workers) < self._size:
+        there = self._there
+        workers = len(there.starting | there.running | there.ready)
+        if max(len(there.hosts), workers) < self._size:
             return Stage.SLOTS
-        return Stage.IMPORTS if self._starting or workers < self._size else Stage.FIRST_LINES
+        return Stage.IMPORTS if there.starting or workers < self._size else Stage.FIRST_LINES
 
     def count(self, stage: Stage) -> str:
         """Say how many of a stage's slots or workers are there."""
         there = {
-            Stage.SLOTS: (len(self._hosts), "slots are there"),
-            Stage.IMPORTS: (len(self._running | self._ready), "workers run"),
-            Stage.FIRST_LINES: (len(self._ready), "workers are ready"),
+            Stage.SLOTS: (len(self._there.hosts), "slots are there"),
+            Stage.IMPORTS: (len(self._there.running | self._there.ready), "workers run"),
+            Stage.FIRST_LINES: (len(self._there.ready), "workers are ready"),
         }
         return f"{there[stage][0]} of {self._size} {there[stage][1]}" if stage in there else ""

@@ -195,7 +195,7 @@ class World:
         """Whether this rank can go back to the commit that it holds."""
         return self._can_restore()
 
-    def can_restore_if(self, condition: Callable[[], bool]) -> None:
+    def ask_before_restoring(self, condition: Callable[[], bool]) -> None:
         """Let the control thread call ``condition`` to find out whether the state can go back to its last commit."""
         self._can_restore = condition
 

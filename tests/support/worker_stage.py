@@ -88,7 +88,7 @@ class Stage:
             start_exchange=self._start_exchange,
             finish_exchange=self._finish_exchange,
             lost=lambda error: WorkerLostError(str(error)),
-            can_restore_if=lambda condition: None,
+            ask_before_restoring=lambda condition: None,
             watch=lambda copy: World.watch(self.world, copy),
             wait_for=lambda copy: World.wait_for(self.world, copy),
             store=SimpleNamespace(gather=lambda key, value, size: (value, *self.gathered)),

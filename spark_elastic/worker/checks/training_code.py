@@ -139,7 +139,7 @@ class TrainingChecks:
             )
         world = self._job.world
         are_set = any(model.has_rows_set for model in self._job.models)
-        if world is not None and world.size > 1 and deliveries.leave_out_rows(are_set):
+        if world is not None and world.size > 1 and deliveries.note_step(are_set):
             self._warn(
                 "models are given only some of the rows that the loader delivers, and not the same part of each batch, so that "
                 "each rank's mean is weighted by rows that do not count: call model.set_rows(…) with the number of rows that do"

@@ -193,7 +193,7 @@ class State(ABC):
         for callback in self._reset_callbacks:
             callback(previous_size, size)
 
-    def _begins_here(self) -> bool:
+    def _begin_if_fixed(self) -> bool:
         """Begin the job if this is its first ``sync`` or ``restore`` in a fixed world. Return whether it was."""
         job = current_job()
         if job is None or not job.is_fixed or job.state is self:

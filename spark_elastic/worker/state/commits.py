@@ -231,7 +231,7 @@ class Commits:
                 next_after=self._pace.begin(getattr(loader, "steps_left", 0)),
                 # A host that runs ahead of its device cannot measure the device's step time.
                 measured=0 if balancing is None or world.group.runs_ahead else balancing.measured(),
-                writes_part=self._durable.asks_for_parts(job, world),
+                writes_part=self._durable.ask_for_parts(job, world),
                 plain_values=self._plain.report(self.index, state._compared_values()) if compares else 0,
                 loader=Report() if loader is None else loader.report(),
             )
@@ -339,7 +339,7 @@ class Commits:
         if job.state is None and world.rank == 0 and not state._looks_at_training:
             warn_of_training(state, trains=bool(job.models), divides_rows=self.keeper is not None)
         job.state = state
-        world.can_restore_if(self.can_restore)
+        world.ask_before_restoring(self.can_restore)
         if job.checkpoints is not None and self.keeper is None:
             raise CheckpointError(f"checkpoint= needs an ObjectState or a TorchState, not {type(state).__name__}")
 

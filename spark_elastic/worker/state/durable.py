@@ -76,8 +76,11 @@ class Durable:
             self._commits.settle()
             checkpoints.begin(self._commits.last_of(world), state._lend())
 
-    def asks_for_parts(self, job: Job, world: World) -> bool:
-        """Whether this is rank 0, and a durable checkpoint is due in which all ranks have to take part."""
+    def ask_for_parts(self, job: Job, world: World) -> bool:
+        """Ask all ranks for their parts of the next commit, if a durable checkpoint in parts is due. Only rank 0 asks, once.
+
+        Return whether it does.
+        """
         if self._has_asked or not self._is_in_parts or world.rank != 0 or job.checkpoints is None:
             return False
         self._has_asked = job.checkpoints.is_due()

@@ -152,7 +152,7 @@ class ObjectState(State):
         In a script outside a job, before the first commit, objects go back to their values when the state was made. In a fixed
         world, the first call is a ``sync``.
         """
-        if self._begins_here():
+        if self._begin_if_fixed():
             return
         self._commits.go_back()
         kept = self._keeper.to_restore()
@@ -178,7 +178,7 @@ class ObjectState(State):
         In a fixed world (``run(elastic=False)``) without an elastic function, call it once above the training loop. All ranks
         then continue from the newest durable checkpoint, or from the values of rank 0 if there is none.
         """
-        if self._begins_here():
+        if self._begin_if_fixed():
             return
         self._commits.settle()
         world = present_world()

@@ -388,7 +388,7 @@ class Steps(Feed):
             found = self.log.find([inputs])
             assert found is not None
             found.give([inputs])
-        return self.log.leave_out_rows(are_set)
+        return self.log.note_step(are_set)
 
 
 def test_steps_that_use_different_parts_of_their_batches_are_told_of_once() -> None:
@@ -415,4 +415,4 @@ def test_the_same_part_of_every_batch_and_several_steps_a_batch_are_no_reason_to
             found = feed.log.find([part])
             assert found is not None
             found.give([part])
-            assert not feed.log.leave_out_rows(are_set=False), "a step for each part"
+            assert not feed.log.note_step(are_set=False), "a step for each part"

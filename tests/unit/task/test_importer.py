@@ -55,6 +55,21 @@ def test_tasks_that_come_at_the_same_time_start_one_importer() -> None:
     assert len(importers()) == 1
 
 
+@pytest.mark.usefixtures("change")
+def test_workers_create_files_with_the_permissions_that_their_task_would_use() -> None:
+    async def job() -> set[int]:
+        async with Task() as task:
+            await task.forked()
+            return {importer_of(task)}
+
+    first = play(job)
+    before = os.umask(0o077)
+    try:
+        assert play(job) != first
+    finally:
+        os.umask(before)
+
+
 def test_workers_see_the_gpu_of_their_slot(change: Callable[[str], None]) -> None:
     change('warm_parent._run = lambda *_: int(os.environ["CUDA_VISIBLE_DEVICES"])')
 
