@@ -65,6 +65,7 @@ def of_worker(process: Process, exit: Callable[[int], Any]) -> Runtime:
         exit=exit,
         connect=partial(network.connect, simulation, process),
         prepare=lambda: None,
+        end_program=lambda: None,
         control=Control,
         group=mesh.Group,  # type: ignore[arg-type]
         checkpoints=checkpoints.Writer,

@@ -83,7 +83,7 @@ def _holds_checkpoints(url: str) -> bool:
 
     try:
         directory, only = open_checkpoints(url)
-        return only is not None or bool(directory.list().complete)
+        return only is not None or directory.list().highest_attempt > 0  # also where none is complete yet
     except (OSError, CheckpointError):
         return False  # ``read_manifest`` refuses what is neither a checkpoint nor a dataset
 

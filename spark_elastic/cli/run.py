@@ -21,6 +21,8 @@ import cloudpickle
 
 from spark_elastic.cli.script import find_target
 from spark_elastic.launchers.java import starting_spark
+from spark_elastic.launchers.session import is_connect
+from spark_elastic.launchers.session_watch import find_end
 from spark_elastic.worker.backends import BACKENDS
 
 # The arguments of ``spark_elastic.run`` that are also options of this command: the type of each, and its help.
@@ -191,7 +193,7 @@ def run(options: argparse.Namespace) -> int:
         )
     finally:
         if session is not None:
-            session.stop()
+            end_session(session)
     if options.json:
         print(json.dumps({"workers": len(results), "seconds": round(time.monotonic() - begun, 3)}))
     return 0
@@ -250,6 +252,13 @@ def make_session(master: str | None, conf: dict[str, str]) -> Any:
         builder = builder.config(name, value)
     with starting_spark():
         return builder.getOrCreate()
+
+
+def end_session(session: Any) -> None:
+    """Stop Spark. A server that is gone is not tried again and again: by default, pyspark does so for minutes."""
+    if is_connect(session) and find_end(session):
+        session.client.set_retry_policies([])
+    session.stop()
 
 
 def pairs(given: list[str], option: str) -> dict[str, str]:

@@ -20,7 +20,7 @@ from spark_elastic.launchers.base import SlotListener, refuse_to_strike
 from spark_elastic.launchers.defaults import YIELD_SECONDS, unlogged
 from spark_elastic.launchers.resources import ServersProfile, TaskResources, connect_profile
 from spark_elastic.launchers.session import check_session_settings, default_sizes, note_use
-from spark_elastic.launchers.session_watch import WATCH_SECONDS, SessionWatch, endpoint_of
+from spark_elastic.launchers.session_watch import WATCH_SECONDS, SessionWatch, endpoint_of, find_end
 from spark_elastic.launchers.slot import Slot
 from spark_elastic.launchers.slot_reason import GAVE_UP, find_hopeless, find_reason, never_registered
 from spark_elastic.launchers.spark_task import ArrowTask
@@ -67,7 +67,7 @@ class ConnectLauncher:
     def __enter__(self) -> ConnectLauncher:
         if self._session.is_stopped:
             raise SparkElasticError("the session of Spark Connect has been stopped: make another one")
-        if end := SessionWatch(self._session, on_end=lambda reason: None).find_end():
+        if end := find_end(self._session):
             raise SparkElasticError(_USELESS.format(end))
         try:
             check_session_settings(self._session, resources=self._resources)

@@ -77,6 +77,11 @@ class SessionWatch:
         return False
 
 
+def find_end(session: SparkSession) -> str:
+    """Return why a session cannot be used any more; empty if it can. This may wait for a second."""
+    return SessionWatch(session, on_end=lambda reason: None).find_end()
+
+
 def endpoint_of(session: SparkSession) -> tuple[str, int]:
     """Return host and port of a session's server; an empty host if the session was not made from an address."""
     builder = getattr(session.client, "_builder", None)

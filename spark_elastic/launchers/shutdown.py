@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from spark_elastic.launchers.kept import KEPT
 from spark_elastic.launchers.queries import Queries
 from spark_elastic.launchers.session import is_connect, parallelism, used_sessions
+from spark_elastic.launchers.session_watch import find_end
 from spark_elastic.launchers.spark import is_gone
 from spark_elastic.task.importer import end_idle_importers
 
@@ -37,7 +38,7 @@ def shutdown() -> None:
     """
     KEPT.end()
     for session in used_sessions():
-        if not (session.is_stopped if is_connect(session) else is_gone(session.sparkContext)):
+        if not (find_end(session) if is_connect(session) else is_gone(session.sparkContext)):
             _end_on_executors(session)
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import gc
+import io
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Collection
+from contextlib import suppress
+from functools import partial
 from typing import NoReturn
 
 import psutil
@@ -65,10 +69,38 @@ def end_with(run: Callable[[], int]) -> NoReturn:
         sys.excepthook(*sys.exc_info())
     finally:
         try:
-            sys.stdout.flush()
-            sys.stderr.flush()
+            flush_open_files()
         finally:
             os._exit(code)
+
+
+def flush_open_files() -> None:
+    """Write what the files of this process have buffered, as Python does at its end.
+
+    Files whose classes are written in Python, such as compressed ones or those of an object store, are closed: their last bytes
+    come only then.
+    """
+    files = [sys.stdout, sys.stderr, *(each for each in gc.get_objects() if issubclass(type(each), io.IOBase))]
+    for file in files:  # text comes first: it may go into one of the others
+        if isinstance(file, io.TextIOBase):
+            _quietly(file.flush)
+    for file in files:
+        if type(file).__module__ != "_io" and not isinstance(file, (io.TextIOBase, io.RawIOBase)):
+            _quietly(partial(_close_written, file))
+    for file in files:
+        if isinstance(file, io.BufferedIOBase):
+            _quietly(file.flush)
+
+
+def _close_written(file: io.IOBase) -> None:
+    if file.writable():
+        file.close()
+
+
+def _quietly(call: Callable[[], object]) -> None:
+    """Call what may raise, as for a file that is closed already or that nobody reads any more."""
+    with suppress(Exception):
+        call()
 
 
 class ExitSign:

@@ -40,7 +40,7 @@ def run_worker(ticket: Ticket, number: int, token: str, runtime: Runtime = REAL_
             control.failed(error)
             return 1
         try:
-            return _call(control, payload)
+            return _call(control, payload, runtime.end_program)
         finally:
             note_imports()
 
@@ -58,7 +58,7 @@ def _join_job(
     runtime.set_pin(lambda key, make: _pin(control, key, make))
 
 
-def _call(control: ControlClient, payload: Payload) -> int:
+def _call(control: ControlClient, payload: Payload, end_program: Callable[[], None]) -> int:
     job = current_job()
     assert job is not None
 
@@ -71,6 +71,7 @@ def _call(control: ControlClient, payload: Payload) -> int:
 
     try:
         value = call() if payload.elastic else call_in_fixed_world(job, call)
+        end_program()
     except BaseException as error:
         job.reporter.left_early()
         # In a fixed world the other ranks would wait in vain for a rank that has raised. The error named here would recur in

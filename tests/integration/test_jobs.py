@@ -505,3 +505,29 @@ def test_a_stopped_run_leaves_within_seconds(spark: Any) -> None:
     thread.join(timeout=60)
     assert not thread.is_alive()
     assert len(problems) == 1
+
+
+@pytest.mark.parametrize("elastic", [True, False])
+def test_what_a_function_has_not_finished_when_it_returns_is_finished_before_its_result_arrives(
+    elastic: bool, run: Any, tmp_path: Path
+) -> None:
+    def leave_all(folder: str) -> str:
+        import atexit
+        from concurrent.futures import ThreadPoolExecutor
+
+        def write(name: str) -> None:
+            Path(folder, name).write_text("all")
+
+        training.kept_open = open(Path(folder, "file"), "w")  # type: ignore[attr-defined]  # noqa: SIM115
+        training.kept_open.write("all")  # type: ignore[attr-defined]
+        atexit.register(write, "handler")
+        goes_on = threading.Event()
+        threading.Thread(target=lambda: (goes_on.wait(), write("thread"))).start()
+        ThreadPoolExecutor(1).submit(goes_on.set)
+        return "done"
+
+    result = run(leave_all, str(tmp_path), num_proc=1, max_np=1, elastic=elastic)
+    assert result.results == ["done"]
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == dict.fromkeys(
+        ("file", "handler", "thread"), "all"
+    )

@@ -96,6 +96,16 @@ def test_a_place_without_a_dataset_is_an_error(tmp_path: Path, capsys: pytest.Ca
     assert "no Parquet files" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("left", ["attempt-000001-0123456789abcdef", "000001-000001-000000001/tensors.safetensors"])
+def test_what_a_job_leaves_that_dies_ahead_of_its_first_checkpoint_is_no_damaged_dataset(
+    left: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / left).parent.mkdir(exist_ok=True)
+    (tmp_path / left).write_bytes(b"begun")
+    assert main(["inspect", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"spark-elastic: {tmp_path} holds no complete checkpoint\n"
+
+
 @pytest.mark.parametrize(("count", "text"), [(12, "12 B"), (2048, "2.0 KiB"), (5 * 2**40, "5,120.0 GiB")])
 def test_bytes_are_for_people(count: int, text: str) -> None:
     assert size(count) == text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -117,6 +118,17 @@ def test_the_url_of_a_spark_connect_server_is_no_master_that_needs_java(monkeypa
 
 
 @pytest.mark.parametrize("command", [["run", "nothing.py"], ["doctor"]], ids=["run", "doctor"])
+def test_a_spark_connect_server_that_is_not_there_is_an_error_within_seconds(tmp_path: Path) -> None:
+    """pyspark's own client tries for minutes to stop the session, and again when Python ends."""
+    (script := tmp_path / "script.py").touch()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    command = [sys.executable, "-m", "spark_elastic.cli", "run", "--master", f"sc://127.0.0.1:{port}", str(script)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 2
+    assert f"no job can begin: the Spark Connect server at 127.0.0.1:{port} is gone" in ended.stderr
+
+
 @pytest.mark.parametrize("other", [["--master", "local[2]"], ["--conf", "a=b"]], ids=["master", "conf"])
 def test_local_and_settings_of_spark_are_refused_together(
     command: list[str], other: list[str], capsys: pytest.CaptureFixture[str]

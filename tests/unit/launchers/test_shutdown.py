@@ -68,6 +68,16 @@ def test_in_every_session_that_lives_as_many_tasks_as_it_has_cores_end_importers
     assert jobs.left == 2
 
 
+def test_a_spark_connect_server_that_is_gone_is_not_asked(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only to ask it for its cores would take minutes."""
+    gone, alive = session(4), session(2)
+    monkeypatch.setattr(module, "used_sessions", lambda: [gone, alive])
+    monkeypatch.setattr(module, "is_connect", lambda session: session is gone)
+    monkeypatch.setattr(module, "find_end", lambda session: "the Spark Connect server at node1:15002 is gone")
+    spark_elastic.shutdown()
+    assert jobs.submitted == [(alive, end_idle_importers, 2)]
+
+
 def test_the_process_that_is_kept_here_ends_first(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
     jobs.end = lambda: order.append("executors")

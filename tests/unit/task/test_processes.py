@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import gzip
 import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 from spark_elastic.task.processes import ExitSign, signal_open, usage_of
 
@@ -39,6 +43,37 @@ for process in left:
 def test_what_a_child_leaves_behind_is_killed_also_when_the_child_dies_between_two_looks() -> None:
     found = subprocess.run([sys.executable, "-c", DIES_WHILE_LOOKED_AT], capture_output=True, text=True, timeout=60)
     assert (found.stdout, found.stderr) == ("[] []\n", "")
+
+
+@pytest.mark.parametrize("end", ["return 0", "raise ValueError", "sys.exit(3)"])
+def test_a_fork_that_ends_writes_what_its_open_files_have_buffered(end: str, tmp_path: Path) -> None:
+    """Files that only the garbage collector would find; text that goes through a compressing file is two of them."""
+    code = f"""
+import gzip, io, os, sys
+from spark_elastic.task.processes import end_with
+
+class Kept:
+    pass
+
+def leave():
+    kept = Kept()
+    kept.itself = kept
+    kept.text, kept.packed = open("text", "w"), io.TextIOWrapper(gzip.open("packed.gz", "wb"))
+    kept.closed, kept.read = open("closed", "w"), open(sys.executable, "rb")
+    kept.closed.close()
+    kept.unread = io.open(os.pipe()[1], "wb", buffering=100)
+    for file in (kept.text, kept.packed):
+        file.write("all")
+    {end}
+
+if os.fork() == 0:
+    end_with(leave)
+os.wait()
+"""
+    ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0
+    assert (tmp_path / "text").read_text() == "all"
+    assert gzip.decompress((tmp_path / "packed.gz").read_bytes()) == b"all"
 
 
 def test_a_process_that_is_stopped_shows_it_and_one_that_goes_on_again_does_not() -> None:
