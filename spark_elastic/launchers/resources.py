@@ -5,6 +5,7 @@ The session's settings (``spark.task.cpus``, ``spark.task.resource.gpu.amount``)
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -176,8 +177,14 @@ class ServersProfile:
     id: int
 
 
+# The profiles that servers have made for sessions, by their content.
+_profiles: weakref.WeakKeyDictionary[ConnectSession, dict[bytes, ServersProfile]] = weakref.WeakKeyDictionary()
+
+
 def connect_profile(session: ConnectSession, resources: TaskResources) -> ServersProfile:
-    """Register the profile with this session's server. pyspark's own ``ResourceProfile`` would use the active session.
+    """Return a profile that this session's server knows. An equal profile of an earlier job is reused, with its executors.
+
+    The server itself makes another one each time. pyspark's own ``ResourceProfile`` would use the active session.
 
     Raises ``ValueError`` with Spark's own words if Spark cannot schedule by profiles.
     """
@@ -194,13 +201,15 @@ def connect_profile(session: ConnectSession, resources: TaskResources) -> Server
         name: proto.ExecutorResourceRequest(resource_name=name, amount=amount, discovery_script=script, vendor=vendor)
         for name, (amount, script, vendor) in resources.of_executors(session.conf.get).items()
     }
-    try:
-        number = session.client._create_profile(
-            proto.ResourceProfile(executor_resources=executors, task_resources=tasks)
-        )
-    except PySparkException as error:
-        raise ValueError(f"resources= cannot be had here: {error}") from None
-    return ServersProfile(int(number))
+    profile = proto.ResourceProfile(executor_resources=executors, task_resources=tasks)
+    known = _profiles.setdefault(session, {})
+    content = profile.SerializeToString(deterministic=True)
+    if content not in known:
+        try:
+            known[content] = ServersProfile(int(session.client._create_profile(profile)))
+        except PySparkException as error:
+            raise ValueError(f"resources= cannot be had here: {error}") from None
+    return known[content]
 
 
 def _whole(value: str | None) -> int:

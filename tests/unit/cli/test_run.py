@@ -117,7 +117,6 @@ def test_the_url_of_a_spark_connect_server_is_no_master_that_needs_java(monkeypa
     assert made == ["sc://somewhere:15002"]
 
 
-@pytest.mark.parametrize("command", [["run", "nothing.py"], ["doctor"]], ids=["run", "doctor"])
 def test_a_spark_connect_server_that_is_not_there_is_an_error_within_seconds(tmp_path: Path) -> None:
     """pyspark's own client tries for minutes to stop the session, and again when Python ends."""
     (script := tmp_path / "script.py").touch()
@@ -129,6 +128,7 @@ def test_a_spark_connect_server_that_is_not_there_is_an_error_within_seconds(tmp
     assert f"no job can begin: the Spark Connect server at 127.0.0.1:{port} is gone" in ended.stderr
 
 
+@pytest.mark.parametrize("command", [["run", "nothing.py"], ["doctor"]], ids=["run", "doctor"])
 @pytest.mark.parametrize("other", [["--master", "local[2]"], ["--conf", "a=b"]], ids=["master", "conf"])
 def test_local_and_settings_of_spark_are_refused_together(
     command: list[str], other: list[str], capsys: pytest.CaptureFixture[str]

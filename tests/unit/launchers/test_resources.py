@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from pyspark.resource import ResourceProfileBuilder
 
 import spark_elastic
-from spark_elastic.launchers.resources import TaskResources
+from spark_elastic.launchers.resources import TaskResources, connect_profile
 
 
 def profile(task: dict[str, float], executor: dict[str, int]) -> Any:
@@ -84,3 +85,19 @@ def test_tasks_that_would_wait_for_ever_are_refused() -> None:
     with pytest.raises(ValueError, match=r"executors have none: set spark\.executor\.resource\.gpu\.amount"):
         TaskResources(gpus=1).check_executors(get)
     TaskResources(gpus=1, executor_gpus=1).check_executors(get)
+
+
+class OfConnect:
+    """A session of Spark Connect, whose server numbers each profile that it is asked to make."""
+
+    def __init__(self) -> None:
+        made = itertools.count(1)
+        self.client = SimpleNamespace(_create_profile=lambda profile: next(made))
+        self.conf = SimpleNamespace(get=lambda name, default=None: default)
+
+
+def test_a_spark_connect_server_makes_equal_profiles_once_so_that_the_next_job_gets_the_same_executors() -> None:
+    session, other = OfConnect(), OfConnect()
+    wanted: list[Any] = [TaskResources(cpus=1), TaskResources(cpus=2), TaskResources(cpus=1)]
+    assert [connect_profile(session, each).id for each in wanted] == [1, 2, 1]  # type: ignore[arg-type]
+    assert connect_profile(other, wanted[0]).id == 1  # type: ignore[arg-type]
