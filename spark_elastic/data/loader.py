@@ -200,8 +200,9 @@ class PositionedLoader(Generic[T]):
     def _open(self) -> contextlib.AbstractContextManager[Iterator[tuple[Step, int, T]]]:
         """Return a context manager over (step, ticket sum, batch), from the tracker's position to the end of the epoch.
 
-        The steps are those of ``tracker.upcoming``, in order. ``draw`` returns this rank's rows of a step and their ticket sum,
-        by which all ranks check at a commit that every row was delivered once. Batches are passed to the user unchanged.
+        The steps are those of ``tracker.upcoming``, in order. A row's ticket is its place in the epoch's order: from the sums
+        of the tickets in their batches, all ranks see at a commit that every row was delivered once. Batches are passed to the
+        user unchanged.
         """
         raise NotImplementedError
 

@@ -24,7 +24,7 @@ class DividedOnDevice(Sharded):
 
     def loaded(self, values: Mapping[str, object]) -> None:
         super().loaded(values)
-        kept = self._current.parts.for_training() if self._is_held else {}
+        kept = self._current.parts.for_training() if self._loads_current else {}
         for place, optimizer in enumerate(find_divisible(values)):
             if place in kept:
                 optimizer.divide(optimizer.division, cloned(kept[place]))

@@ -200,7 +200,7 @@ class StepGuard:
         self.dirty = self._has_stepped = False
 
     def look_at(self, optimizer: torch.optim.Optimizer) -> None:
-        """Watch an optimizer, too, that has been made since the last commit, or that one of the State calls."""
+        """Note a step of an optimizer that is not in the State, if it changes weights of which the last commit has no copy."""
         if self.dirty or self._watches(optimizer):
             return
         changing = (weight for weight in stepped(optimizer) if weight.requires_grad or weight.grad is not None)

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     from spark_elastic.worker.world import World
 
-# Describes to a newcomer how the structure of objects has changed since the job began: of the live ones, or of those in Places.
+# Describes to a newcomer how the structure of the State has changed since the job began. Called without arguments, it describes
+# the live objects; called with the Places of a commit, the objects of that commit.
 Tell = Callable[..., "bytes | None"]
 
 

@@ -98,12 +98,12 @@ class Sharded(Keeper):
         self._live: list[torch.Tensor] | None = None
         self._versions: list[int] = []
         # Whether the next load is of the current commit.
-        self._is_held = False
+        self._loads_current = False
         # The sums of these tensors' bits when the generation was sealed or ended as planned, or when they were loaded; None if
         # the user's function has run since, which may have been anywhere in a step when a worker was lost.
         self._bits: list[int] | None = None
         # Whether the live values are those of the current commit, so that this rank can serve as a holder of the whole commit.
-        self._is_back = False
+        self._live_is_current = False
         # The optimizers' whole state when the job began, uncopied, until a generation has been sealed.
         self._unsealed: list[dict[int, dict[str, object]]] | None = None
         # How optimizers are divided in this generation.
@@ -155,7 +155,7 @@ class Sharded(Keeper):
         snapshot.sliced = self._sliced
         note_structure(snapshot, self._templates.version)
         self._note_live(sliced)
-        self._is_back = False
+        self._live_is_current = False
         self._is_taken = True
         return before != (snapshot.buffer.specs, specs, snapshot.outline)
 
@@ -188,7 +188,7 @@ class Sharded(Keeper):
         found = []
         for snapshot in (self._current, self._spare):
             if snapshot.commit is not None:
-                kept, is_live = snapshot.slices, snapshot is self._current and self._is_back
+                kept, is_live = snapshot.slices, snapshot is self._current and self._live_is_current
                 if is_live and not snapshot.is_divided:
                     found.append(Slices(snapshot.commit, (0,), 1))
                 else:
@@ -213,13 +213,13 @@ class Sharded(Keeper):
     def to_restore(self) -> Snapshot | None:
         if self._is_empty:
             return None
-        self._is_back = self._holds_all or self._is_unchanged()
-        self._is_held = True
-        return self._whole() if self._is_back else None
+        self._live_is_current = self._holds_all or self._is_unchanged()
+        self._loads_current = True
+        return self._whole() if self._live_is_current else None
 
     def loaded(self, values: Mapping[str, object]) -> None:
         self._live = self._bits = None
-        if not self._is_held:
+        if not self._loads_current:
             return  # a newcomer holds nothing before its first commit, and a rank that was behind holds an older one
         _, found = self._find({"steps": 0, "size": 0, "objects": values})
         self._note_live([found.tensors[number] for number in self._sliced])
@@ -229,9 +229,9 @@ class Sharded(Keeper):
         newest = world.newest_commit
         if newest is not None and self._spare.commit == newest:
             self._switch()
-            self._is_back = False
-        is_holder = self._is_held = newest is not None and self._current.commit == newest
-        if is_holder and not self._is_back:
+            self._live_is_current = False
+        is_holder = self._loads_current = newest is not None and self._current.commit == newest
+        if is_holder and not self._live_is_current:
             # The live values are those of the following commit, which may have other parts and other objects.
             assert self._current.put_back is not None, "the commit was made here"
             self._current.put_back()
@@ -243,7 +243,7 @@ class Sharded(Keeper):
             arrived = send_whole(world, partial(self.for_repair, values), tell, own)
         else:
             arrived = self._gather(world, newest, tell() if is_holder else None)
-        if arrived is None and is_holder and not self._is_back:
+        if arrived is None and is_holder and not self._live_is_current:
             arrived = self._whole()  # all slices are here
         if arrived is not None:
             arrived.own = own
@@ -251,7 +251,7 @@ class Sharded(Keeper):
 
     def _gather(self, world: World, newest: CommitId, told: bytes | None) -> Snapshot | None:
         """Send others what they lack of the newest commit. Return the commit if this rank lacked and received something."""
-        kept = self._current if self._is_held else None
+        kept = self._current if self._loads_current else None
         mine = None if kept is None else Unsliced(kept.skeleton, kept.sliced, kept.slices.specs, kept.buffer, told)
         plan = plan_gather(world.members, newest)
         received = gather(world, plan, mine, lambda number: self._slice(number, plan.of))
@@ -265,7 +265,7 @@ class Sharded(Keeper):
         # If the newest commit was divided, nobody holds the whole of it; otherwise every rank has it by now.
         holders = {m.rank: m.slices for m in world.members if newest is not None and m.commit == newest and m.slices}
         before = {rank: slices.held for rank, slices in holders.items() if not slices.is_whole}
-        kept = self._current.parts.for_training() if before and self._is_held else {}
+        kept = self._current.parts.for_training() if before and self._loads_current else {}
         divisible = find_divisible(values)
         self._division = division
         if newest is None:
