@@ -65,7 +65,8 @@ def of_worker(process: Process, exit: Callable[[int], Any]) -> Runtime:
         exit=exit,
         connect=partial(network.connect, simulation, process),
         prepare=lambda: None,
-        end_program=lambda: None,
+        end_program=lambda beat: None,
+        end_failed_program=lambda: None,
         control=Control,
         group=mesh.Group,  # type: ignore[arg-type]
         checkpoints=checkpoints.Writer,

@@ -6,7 +6,7 @@ import logging
 import pickle
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
@@ -15,6 +15,7 @@ import msgspec
 from spark_elastic._text import as_utf8, shown, without_secrets
 from spark_elastic.checkpoint.best import BestKept, Metric, Score
 from spark_elastic.checkpoint.content import SavedState, decode, encode, encode_joined
+from spark_elastic.checkpoint.daemon_executor import DaemonExecutor
 from spark_elastic.checkpoint.directory import VERSION_OF_PARTS, CheckpointDirectory, RemovedError, SupersededError
 from spark_elastic.checkpoint.naming import CheckpointName
 from spark_elastic.checkpoint.newest import load_newest
@@ -81,7 +82,7 @@ class CheckpointWriter:
         self._best = None if plan.best is None else BestKept(Metric(*plan.best), plan.keep, self._read_scores)
         self._report = report
         self._beat = beat
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="spark_elastic-checkpoint")
+        self._pool = DaemonExecutor("spark_elastic-checkpoint")  # a store may never answer
         self._writing: Future[None] | None = None
         # A new writer writes at once, because it does not know the age of its predecessor's last checkpoint.
         self._due_at = 0.0
@@ -102,7 +103,7 @@ class CheckpointWriter:
 
     def __exit__(self, *raised: object) -> None:
         # The last write is complete, or the worker is failing and its process is about to end.
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool.shutdown(wait=False)
 
     @property
     def metric(self) -> Metric | None:

@@ -144,7 +144,7 @@ def known_profile(session: SparkSession, resources: TaskResources) -> ResourcePr
     Raises ``ValueError`` with Spark's own words if Spark cannot schedule by profiles.
     """
     from py4j.protocol import Py4JJavaError
-    from pyspark.resource import ExecutorResourceRequests, ResourceProfileBuilder, TaskResourceRequests
+    from pyspark.resource import ExecutorResourceRequests, ResourceProfile, ResourceProfileBuilder, TaskResourceRequests
 
     context = session.sparkContext
     manager = context._jsc.sc().resourceProfileManager()
@@ -160,9 +160,9 @@ def known_profile(session: SparkSession, resources: TaskResources) -> ResourcePr
         for name, asked in resources.of_executors(context.getConf().get).items():
             executors = executors.resource(name, *asked)
         profile = ResourceProfileBuilder().require(executors).require(tasks).build
-        known = manager.getEquivalentProfile(profile._java_resource_profile)
-        if known.isDefined():
-            profile._java_resource_profile = known.get()
+    known = manager.getEquivalentProfile(profile._java_resource_profile)
+    if known.isDefined():
+        return ResourceProfile(known.get())
     try:
         manager.addResourceProfile(profile._java_resource_profile)
     except Py4JJavaError as error:

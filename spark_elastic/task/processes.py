@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from functools import partial
 from typing import NoReturn
 
 import psutil
@@ -69,7 +68,8 @@ def end_with(run: Callable[[], int]) -> NoReturn:
         sys.excepthook(*sys.exc_info())
     finally:
         try:
-            flush_open_files()
+            sys.stdout.flush()
+            sys.stderr.flush()
         finally:
             os._exit(code)
 
@@ -78,23 +78,38 @@ def flush_open_files() -> None:
     """Write what the files of this process have buffered, as Python does at its end.
 
     Files whose classes are written in Python, such as compressed ones or those of an object store, are closed: their last bytes
-    come only then.
+    come only then. An error of one file does not keep the others.
     """
-    files = [sys.stdout, sys.stderr, *(each for each in gc.get_objects() if issubclass(type(each), io.IOBase))]
+    files = [each for each in gc.get_objects() if issubclass(type(each), _FILE)]
     for file in files:  # text comes first: it may go into one of the others
         if isinstance(file, io.TextIOBase):
             _quietly(file.flush)
-    for file in files:
-        if type(file).__module__ != "_io" and not isinstance(file, (io.TextIOBase, io.RawIOBase)):
-            _quietly(partial(_close_written, file))
+    _close_outer_first([file for file in files if type(file).__module__ != "_io" and _is_written(file)])
     for file in files:
         if isinstance(file, io.BufferedIOBase):
             _quietly(file.flush)
 
 
-def _close_written(file: io.IOBase) -> None:
-    if file.writable():
-        file.close()
+# What all classes of files have in common. Unlike ``io.IOBase``, it asks no class whether it counts as a file.
+_FILE: type = io.IOBase.__mro__[1]
+
+
+def _is_written(file: io.IOBase) -> bool:
+    if isinstance(file, (io.TextIOBase, io.RawIOBase)):
+        return False
+    with suppress(Exception):
+        return not file.closed and file.writable()
+    return False
+
+
+def _close_outer_first(files: list[io.IOBase]) -> None:
+    """Close files, those first that write into others of them: when one is closed, its last bytes go there."""
+    while files:
+        inner = {id(value) for file in files for value in getattr(file, "__dict__", {}).values()}
+        outer = [file for file in files if id(file) not in inner] or files
+        for file in outer:
+            _quietly(file.close)
+        files = [file for file in files if not any(file is each for each in outer)]
 
 
 def _quietly(call: Callable[[], object]) -> None:

@@ -40,7 +40,7 @@ def run_worker(ticket: Ticket, number: int, token: str, runtime: Runtime = REAL_
             control.failed(error)
             return 1
         try:
-            return _call(control, payload, runtime.end_program)
+            return _call(control, payload, runtime)
         finally:
             note_imports()
 
@@ -58,7 +58,7 @@ def _join_job(
     runtime.set_pin(lambda key, make: _pin(control, key, make))
 
 
-def _call(control: ControlClient, payload: Payload, end_program: Callable[[], None]) -> int:
+def _call(control: ControlClient, payload: Payload, runtime: Runtime) -> int:
     job = current_job()
     assert job is not None
 
@@ -71,8 +71,8 @@ def _call(control: ControlClient, payload: Payload, end_program: Callable[[], No
 
     try:
         value = call() if payload.elastic else call_in_fixed_world(job, call)
-        end_program()
     except BaseException as error:
+        runtime.end_failed_program()
         job.reporter.left_early()
         # In a fixed world the other ranks would wait in vain for a rank that has raised. The error named here would recur in
         # every attempt.
@@ -91,6 +91,7 @@ def _call(control: ControlClient, payload: Payload, end_program: Callable[[], No
         problem = f"the result of fn, of type {kind}, cannot be pickled: {type(error).__name__}: {error}"
         control.raised(problem, "", traceback.format_exc(), fatal=True)
         return 1
+    runtime.end_program(control.beat)
     control.send_result(data, elastic=job.finished)
     return 0
 

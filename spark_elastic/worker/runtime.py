@@ -22,7 +22,7 @@ from spark_elastic.worker.control import ControlClient
 from spark_elastic.worker.faults import Injector
 from spark_elastic.worker.gpu import use_of_gpu
 from spark_elastic.worker.group import Group
-from spark_elastic.worker.program_end import end_program
+from spark_elastic.worker.program_end import end_failed_program, end_program
 from spark_elastic.worker.system import System
 
 if TYPE_CHECKING:
@@ -76,8 +76,9 @@ class Runtime(System):
 
     # Turns the process into a worker.
     prepare: Callable[[], None] = prepare_process
-    # Ends the user's function as Python ends a program.
-    end_program: Callable[[], None] = end_program
+    # End the user's function as Python ends a program; the first one calls its argument meanwhile.
+    end_program: Callable[[Callable[[], None]], None] = end_program
+    end_failed_program: Callable[[], None] = end_failed_program
     # The connection to the driver, and the process group of a generation.
     control: Callable[..., ControlClient] = ControlClient
     group: Callable[..., Group] = Group

@@ -8,7 +8,6 @@ are forked from its importer (``worker/importer.py``). ``task/packets.py`` defin
 
 from __future__ import annotations
 
-import atexit
 import multiprocessing.util
 import os
 import select
@@ -24,6 +23,7 @@ from spark_elastic.protocol.ticket import Ticket
 from spark_elastic.task import packets, processes
 from spark_elastic.worker.control import ControlClient
 from spark_elastic.worker.imports import importing, preload
+from spark_elastic.worker.program_end import forget_handlers
 
 # The process that has made the folder of ``make_temporary_folder``.
 _folder_of = 0
@@ -143,7 +143,7 @@ class _Guardian:
         processes.die_with_parent(signal.SIGKILL, parent)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        atexit._clear()
+        forget_handlers()
         os.dup2(output[0], 1)
         os.dup2(output[1], 2)
         for descriptor in output:

@@ -38,4 +38,5 @@ def test_a_job_gets_gpus_that_the_session_gives_to_no_other_task(
         "; ".join(f"sees GPU {gpu} as cuda:0" for gpu in GPUS),
         "a plain Spark task has []",
         "profiles: [0, 1]",  # the default one, and one for both jobs
+        "equal profiles of the user's: 1",
     ]

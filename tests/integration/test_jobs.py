@@ -9,6 +9,7 @@ import re
 import signal
 import socket
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -511,7 +512,10 @@ def test_a_stopped_run_leaves_within_seconds(spark: Any) -> None:
 def test_what_a_function_has_not_finished_when_it_returns_is_finished_before_its_result_arrives(
     elastic: bool, run: Any, tmp_path: Path
 ) -> None:
-    def leave_all(folder: str) -> str:
+    class Kept(io.BytesIO):
+        """Python closes such files at its end."""
+
+    def leave_all(folder: str) -> Kept:
         import atexit
         from concurrent.futures import ThreadPoolExecutor
 
@@ -524,10 +528,36 @@ def test_what_a_function_has_not_finished_when_it_returns_is_finished_before_its
         goes_on = threading.Event()
         threading.Thread(target=lambda: (goes_on.wait(), write("thread"))).start()
         ThreadPoolExecutor(1).submit(goes_on.set)
-        return "done"
+        return Kept(b"result")  # as it is, and not as the end leaves it
 
     result = run(leave_all, str(tmp_path), num_proc=1, max_np=1, elastic=elastic)
-    assert result.results == ["done"]
+    assert result.results[0].getvalue() == b"result"
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == dict.fromkeys(
         ("file", "handler", "thread"), "all"
     )
+
+
+@pytest.mark.parametrize("elastic", [True, False])
+def test_a_rank_that_has_more_to_finish_than_others_is_not_taken_for_a_hang(
+    elastic: bool, run: Any, tmp_path: Path
+) -> None:
+    def upload(steps: int) -> int:
+        training.count_steps(steps) if elastic else None
+        if spark_elastic.rank() == 0:
+            threading.Thread(target=time.sleep, args=(6.0,)).start()
+        return spark_elastic.rank()
+
+    result = run(upload, 2, min_np=2, max_np=2, num_proc=2, elastic=elastic, hang_timeout=2.0)
+    assert result.results == [0, 1]
+    assert not [event for event in result.events if event["event"] in ("worker_lost", "run_again")]
+
+
+def test_what_a_function_has_written_before_it_raises_is_in_its_files(run: Any, tmp_path: Path) -> None:
+    def fail() -> None:
+        training.kept_open = open(tmp_path / "file", "w")  # type: ignore[attr-defined]  # noqa: SIM115
+        training.kept_open.write("all")  # type: ignore[attr-defined]
+        raise ValueError("after writing")
+
+    with pytest.raises(TrainingFailedError, match="after writing"):
+        run(fail, num_proc=1, max_np=1)
+    assert (tmp_path / "file").read_text() == "all"

@@ -11,6 +11,7 @@ import cloudpickle
 import training
 
 import spark_elastic
+from spark_elastic.launchers.resources import TaskResources, known_profile
 
 DYNAMIC = {
     "spark.dynamicAllocation.enabled": "true",
@@ -25,8 +26,13 @@ def main(master: str, allocation: str) -> None:
     cloudpickle.register_pickle_by_value(training)
     os.environ["PYSPARK_PYTHON"] = sys.executable
     from pyspark import TaskContext
+    from pyspark.resource import ResourceProfile, ResourceProfileBuilder, TaskResourceRequests
     from pyspark.sql import SparkSession
 
+    def of_user() -> ResourceProfile:
+        return ResourceProfileBuilder().require(TaskResourceRequests().cpus(1)).build
+
+    early = of_user()  # before there is a session
     builder = SparkSession.builder.master(master).config("spark.ui.enabled", "false")
     builder = builder.config("spark.executor.cores", "1").config("spark.executor.memory", "512m")
     builder = builder.config("spark.executor.resource.gpu.amount", "1")
@@ -48,6 +54,8 @@ def main(master: str, allocation: str) -> None:
     assert train() == first
     print("a plain Spark task has", spark.sparkContext.parallelize([0], 1).mapPartitions(resources_of).collect())
     print("profiles:", [number for number in range(4) if is_known(spark, number)])
+    given = [known_profile(spark, TaskResources.of(profile)) for profile in (early, early, of_user(), of_user())]
+    print("equal profiles of the user's:", len({profile.id for profile in given}))
     spark.stop()
 
 
