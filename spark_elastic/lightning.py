@@ -18,6 +18,7 @@ from __future__ import annotations
 import copy
 import functools
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -57,6 +58,9 @@ _PRUNING = _kinds("ModelPruning")
 
 # Callbacks that change the objects in the State when a Trainer begins.
 _REFUSED = _kinds("BaseFinetuning", "BatchSizeFinder", "LearningRateFinder")
+
+# The CSV loggers that were given without version=, for which Lightning chooses the next free number at first use.
+_NUMBERED: weakref.WeakSet[pl.loggers.CSVLogger] = weakref.WeakSet()
 
 
 class LightningState(TorchState):
@@ -128,6 +132,7 @@ class LightningState(TorchState):
     def _enter_world(self, rank: int, size: int) -> None:
         super()._enter_world(rank, size)
         self._has_fitted = False
+        _begin_folders()
 
     def trainer(self, **settings: Any) -> pl.Trainer:
         """Return a Trainer for the current world that continues from the last commit. Call this inside the elastic function.
@@ -164,7 +169,7 @@ class LightningState(TorchState):
 
 
 def _refuse(settings: Mapping[str, object]) -> None:
-    """Raise ``ValueError`` for settings that would not do in a world what they do in Lightning alone."""
+    """Raise ``ValueError`` for settings that would not do in a world what they do in Lightning alone, and note CSV loggers."""
     if settings.get("reload_dataloaders_every_n_epochs"):
         raise ValueError(
             "reload_dataloaders_every_n_epochs would replace the state's loader, which delivers each epoch's rows by itself: "
@@ -174,11 +179,21 @@ def _refuse(settings: Mapping[str, object]) -> None:
         raise ValueError("sync_batchnorm=True needs GPUs, as torch's SyncBatchNorm runs on nothing else: leave it out")
     logger = settings.get("logger")
     for each in logger if isinstance(logger, (list, tuple)) else [logger]:
-        if isinstance(each, pl.loggers.CSVLogger) and each._version is not None:
-            raise ValueError(
-                "CSVLogger(version=…) deletes its earlier file with each Trainer, and each world has its own: leave out "
-                "version=, or have run(loggers=) write what state.report is given"
-            )
+        if isinstance(each, pl.loggers.CSVLogger) and each not in _NUMBERED:
+            if each._version is not None:
+                raise ValueError(
+                    "CSVLogger(version=…) deletes its earlier file with each Trainer, and each world has its own: leave out "
+                    "version=, and read version and log_dir only after state.trainer(…), or have run(loggers=) write what "
+                    "state.report is given"
+                )
+            _NUMBERED.add(each)
+
+
+def _begin_folders() -> None:
+    """Have CSV loggers choose a folder again. In the one that a rank has chosen, another one may have written its file."""
+    for logger in tuple(_NUMBERED):
+        logger.finalize("failed")  # which writes what was logged outside of a fit
+        logger._experiment = logger._version = None
 
 
 def _refuse_callback(callback: pl.Callback, has_logger: bool) -> None:

@@ -108,8 +108,11 @@ def test_lightning_logs_means_over_ranks_of_whole_numbers_too_and_trains_on_no_l
             spark_elastic.run(train_by_lightning, (True, states_loader), **where)
 
 
-def train_with_plateau(accumulated: int) -> dict[str, float]:
-    """Train three epochs by Lightning with a learning rate that every epoch halves; batches may accumulate."""
+def train_with_plateau(accumulated: int, folder: Path) -> dict[str, float]:
+    """Train three epochs by Lightning with a learning rate that every epoch halves; batches may accumulate.
+
+    One logger, for the Trainers of all worlds, writes each validation into ``folder`` at once.
+    """
     import lightning.pytorch as pl
     import torch
 
@@ -136,6 +139,7 @@ def train_with_plateau(accumulated: int) -> dict[str, float]:
 
     net = Net()
     state = LightningState(net, loader=se.data.ElasticDataLoader(range(64), global_batch_size=8))
+    logger = pl.loggers.CSVLogger(folder, name=None, flush_logs_every_n_steps=1)
 
     @se.elastic
     def train(state: Any) -> None:
@@ -143,7 +147,7 @@ def train_with_plateau(accumulated: int) -> dict[str, float]:
             max_epochs=3,
             accumulate_grad_batches=accumulated,
             enable_progress_bar=False,
-            logger=False,
+            logger=logger,
             accelerator="cpu",
         )
         trainer.fit(net, state.loader, torch.utils.data.DataLoader(range(4), batch_size=2))
@@ -155,14 +159,19 @@ def train_with_plateau(accumulated: int) -> dict[str, float]:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("accumulated", [1, 2])
 def test_lightning_lowers_the_rate_at_a_plateau_and_accumulates_as_often_through_a_loss(
-    run: Any, accumulated: int
+    run: Any, accumulated: int, tmp_path: Path
 ) -> None:
+    """The second world validates once, and the third one twice. Each writes a file, and deletes none."""
     # A worker alone, until another one has come, would add up in another order.
-    quiet = run(train_with_plateau, accumulated, min_np=2, max_np=2, num_proc=2)
-    struck = run(train_with_plateau, accumulated, min_np=2, max_np=2, num_proc=2, faults=[kill(rank=1, step=3)])
-    assert struck.faults == 1
+    quiet = run(train_with_plateau, accumulated, tmp_path / "quiet", min_np=2, max_np=2, num_proc=2)
+    faults = [kill(rank=1, step=3), kill(rank=0, step=14 // accumulated)]
+    struck = run(train_with_plateau, accumulated, tmp_path / "struck", min_np=2, max_np=2, num_proc=2, faults=faults)
+    assert struck.faults == 2
     for result in struck.results:
         assert result == pytest.approx(quiet.results[0], rel=1e-6)
+    for name, rows in [("quiet", {"version_0": 3}), ("struck", {"version_1": 1, "version_2": 2})]:
+        files = (tmp_path / name).glob("version_*/metrics.csv")
+        assert {path.parent.name: len(path.read_text().splitlines()) - 1 for path in files} == rows
 
 
 def train_to_an_early_stop(every: int, interval: str, folder: Path, mark: Path | None = None) -> dict[str, Any]:
