@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -41,7 +41,7 @@ class TorchState(ObjectState):
         model, optimizer, scheduler: ordinary objects with a state dict; more of them may be given under other names.
         loader: continues from the last commit after a reset, with this rank's new share of the rows, and tells the wrapped
             models how many rows each rank has. For another library's loader, such as torchdata's ``StatefulDataLoader``, the
-            position is kept; a warning says what the loader itself has to take care of.
+            position is kept, also under another name; a warning says what the loader itself has to take care of.
         commit: where commits are kept: "copy" on the device, "host" in pinned memory of the host, "in_place" without copies of
             weights and optimizer state, "sharded" in slices on all ranks.
         local: the name or names of objects that belong to each rank and are never sent, or a dict of such objects.
@@ -118,9 +118,9 @@ class TorchState(ObjectState):
                 f'redundancy={redundancy} is for commit="sharded" and for a ZeroRedundancyOptimizer; with commit="{commit}" each '
                 "rank holds the whole state"
             )
-        is_shared = "loader" in self._values(shared=True)
-        if is_shared and has_state_dict(loader) and not has_part(loader, TakesWorld):
-            warnings.warn(_what_is_kept_of(loader), stacklevel=2)
+        for place, each in find_objects(self._values(shared=True)).items():
+            if (place == "loader" or _is_loader(each)) and not has_part(each, TakesWorld):
+                warnings.warn(_what_is_kept_of(place, each), stacklevel=2)
 
     def __getattr__(self, name: str) -> Any:
         """Return None for a model, optimizer, scheduler or loader that was not given. Raises AttributeError for others."""
@@ -284,18 +284,24 @@ def _number_in(optimizer: torch.optim.Optimizer, number: int) -> str:
     return f"parameter {number} of a {type(optimizer).__name__}"
 
 
-def _what_is_kept_of(loader: object) -> str:
+def _is_loader(value: object) -> bool:
+    """Whether an object with a state dict is what a loop reads batches or rows from."""
+    return isinstance(value, Iterable) and not isinstance(value, (torch.nn.Module, torch.utils.data.Sampler, Container))
+
+
+def _what_is_kept_of(place: str, loader: object) -> str:
     is_shuffled = type(getattr(loader, "sampler", None)).__name__ == "RandomSampler"  # torch's or torchdata's own
     order = (
-        " It shuffles, and a newcomer's order is not that of the rank that was lost, so rows come twice or not at all after any "
-        "loss: take se.data.ElasticDataLoader(dataset, global_batch_size=…), which shuffles for all ranks."
+        " It shuffles, and ranks may come to shuffle differently, even without a loss: with generator= and without worker "
+        "processes from the second epoch on, with torch's RandomSampler from the first epoch or the first loss on. Rows then "
+        "come twice or not at all: take se.data.ElasticDataLoader(dataset, global_batch_size=…), which shuffles for all ranks."
     )
     return (
-        f"{type(loader).__name__} knows nothing of ranks. Commits keep its position: after a reset survivors go on from it, and "
-        "newcomers from that of a survivor. Its rows are neither shared out nor counted: its dataset has to look at rank() "
-        "and size() when its first row is asked for, and when the world changes its size, rows of the epoch are left out or come "
-        "twice"
-        f".{order if is_shuffled else ''} The loaders of spark_elastic.data count each row once. docs/data.md, Streams, says more"
+        f"state.{place} ({type(loader).__name__}) knows nothing of ranks. Commits keep its position: after a reset survivors go "
+        "on from it, and newcomers from that of a survivor. Its rows are neither shared out nor counted: its dataset has to look "
+        "at rank() and size() when its first row is asked for, and when the world changes its size, rows of the epoch are left "
+        f"out or come twice.{order if is_shuffled else ''} The loaders of spark_elastic.data count each row once. docs/data.md, "
+        "Streaming datasets, says more"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -219,18 +220,51 @@ def test_a_loader_that_takes_the_place_of_another_one_is_refused_unless_the_stat
             state.commit()
 
 
+class Batches(Stream):
+    """Such a loader that one sees to be one."""
+
+    def __iter__(self) -> Iterator[int]:
+        yield from range(4)
+
+
+class Sampler(Batches, torch.utils.data.Sampler[int]):
+    """Chooses rows and has a position."""
+
+
 def test_what_is_kept_of_a_loader_that_knows_nothing_of_ranks_is_said_where_the_state_is_made() -> None:
-    with pytest.warns(UserWarning, match="Stream knows nothing of ranks"):
+    with pytest.warns(UserWarning, match=r"state\.loader \(Stream\) knows nothing of ranks"):
         TorchState(loader=Stream())
-    with pytest.warns(UserWarning, match="It shuffles, and a newcomer's order is not that of the rank that was lost"):
+    with pytest.warns(UserWarning, match="It shuffles, and ranks may come to shuffle differently, even without a loss"):
         TorchState(loader=StatefulDataLoader([1, 2], shuffle=True))
+
+
+def test_what_is_kept_of_such_a_loader_is_said_of_each_one_in_the_state() -> None:
+    with pytest.warns() as told:
+        TorchState(loader=ElasticDataLoader([1, 2], 1), other=Batches(), more=[StatefulDataLoader([1, 2])])
+    said = [text.partition(" knows nothing of ranks") for text in (str(warning.message) for warning in told)]
+    assert [name for name, found, _ in said if found] == ["state.other (Batches)", "state.more[0] (StatefulDataLoader)"]
+
+
+def test_a_shuffling_loader_that_has_loaded_a_position_draws_another_second_epoch_as_the_warning_says() -> None:
+    def loader() -> Any:
+        return StatefulDataLoader(range(40), shuffle=True, generator=torch.Generator().manual_seed(4))  # type: ignore[arg-type]
+
+    first, other = loader(), loader()
+    other.load_state_dict(first.state_dict())
+    epochs = [[[int(batch) for batch in each] for each in (first, other)] for _ in range(2)]
+    assert [saved == loaded for saved, loaded in epochs] == [True, False]
 
 
 @pytest.mark.filterwarnings("error")
 def test_nothing_is_said_of_a_loader_of_ours_nor_of_one_that_each_rank_keeps_for_itself() -> None:
     TorchState(loader=ElasticDataLoader([1, 2], 1))
     TorchState(loader=Stream(), local="loader")
-    TorchState(local={"loader": Stream()})
+    TorchState(local={"loader": Stream(), "other": Batches()})
+
+
+@pytest.mark.filterwarnings("error")
+def test_nothing_is_said_of_modules_containers_and_samplers_that_have_a_state_and_may_be_iterated() -> None:
+    TorchState(model=torch.nn.Sequential(), both=Both(), sampler=Sampler())
 
 
 @pytest.mark.parametrize("name", ["model", "optimizer", "scheduler", "loader"])
