@@ -45,10 +45,8 @@ def end_program(beat: Callable[[], None]) -> None:
     """
     end = _End(beat)
     end.wait_for(_join_threads)
-    end.wait_for(_join_children)
     end.call(atexit._run_exitfuncs)
-    if not end.is_cut_off:
-        end.wait_for(_multiprocessing._exit_function)
+    end.wait_for(_multiprocessing._exit_function)
     end.wait_for(flush_open_files)
     end.wait_for(logging.shutdown)
 
@@ -59,17 +57,16 @@ def end_failed_program() -> None:
 
 
 class _End:
-    """Waits for the parts of the end. ``is_cut_off``: one of them has taken too long."""
+    """Waits for the parts of the end."""
 
     def __init__(self, beat: Callable[[], None]) -> None:
-        self.is_cut_off = self._is_told = False
         self._beat = beat
+        self._is_told = False
 
     def wait_for(self, part: Callable[[], object]) -> None:
         """Call ``part`` on another thread, because it may never return."""
         over = _start(part)
         if not self._watch(over, LIMIT_SECONDS):
-            self.is_cut_off = True
             logger.warning("cut off %g s after the function has returned: %s", LIMIT_SECONDS, _what_runs())
 
     def call(self, part: Callable[[], object]) -> None:
@@ -116,12 +113,6 @@ def _join_threads() -> None:
         call()
     while others := [each for each in threading.enumerate() if not each.daemon and each is not threading.main_thread()]:
         others[0].join()
-
-
-def _join_children() -> None:
-    for child in multiprocessing.active_children():
-        if not child.daemon:
-            child.join()
 
 
 def _what_runs() -> str:

@@ -36,6 +36,7 @@ def test_child_processes_that_are_no_daemons_are_waited_for() -> None:
         "fork = multiprocessing.get_context('fork')\n"
         "child = fork.Process(target=time.sleep, args=(0.2,)); child.start()\n"
         "daemon = fork.Process(target=time.sleep, args=(600,), daemon=True); daemon.start()\n"
+        "manager = fork.Manager()\n"  # whose process is no daemon, and ends when it is told to
         "program_end.end_program(lambda: None)\n"
         "print(child.exitcode, daemon.exitcode)"
     )
