@@ -111,11 +111,15 @@ def _start(part: Callable[[], object]) -> threading.Event:
 def _join_threads() -> None:
     for call in reversed(_threading._threading_atexits):  # which end thread pools
         call()
-    while others := [each for each in threading.enumerate() if not each.daemon and each is not threading.main_thread()]:
-        others[0].join()
+    while waited_for := _threads():
+        waited_for[0].join()
+
+
+def _threads() -> list[threading.Thread]:
+    return [each for each in threading.enumerate() if not each.daemon and each is not threading.main_thread()]
 
 
 def _what_runs() -> str:
-    threads = [each.name for each in threading.enumerate() if not each.daemon and each is not threading.main_thread()]
+    threads = [each.name for each in _threads()]
     processes = [each.name for each in multiprocessing.active_children() if not each.daemon]
     return ", ".join([*threads, *processes]) or "exit handlers, queues or files"
