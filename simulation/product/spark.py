@@ -48,6 +48,9 @@ class Spark:
     def slot_registered(self, number: int) -> None:
         self.slots[number].resubmissions = 0
 
+    def slot_lost(self, number: int) -> None:
+        """Do nothing: tasks that wait are known here."""
+
     def give_back(self) -> None:
         self.simulation.clock.soon(self._give_back)
 

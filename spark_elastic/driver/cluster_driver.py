@@ -40,6 +40,7 @@ from spark_elastic.driver.slot_driver import (
     ResultPart,
     Row,
     SlotJob,
+    SlotLost,
     SlotRegistered,
     SlotsWantedBack,
     Told,
@@ -346,12 +347,9 @@ class _Life:
                 self._printer.show(stream, prefix, lines, dropped, PRINT_SECONDS)
             case LogTold(level, text):
                 self._printer.log(level, text)
-            case SlotRegistered(slot):
+            case SlotRegistered() | SlotLost() | SlotsWantedBack():
                 if self._slots is not None:
-                    self._slots.slot_registered(slot)
-            case SlotsWantedBack():
-                if self._slots is not None:
-                    self._slots.give_back()
+                    self._tell_slots(self._slots, told)
             case JobIsOver():
                 self._is_over = True
                 if self._slots is not None:
@@ -360,6 +358,16 @@ class _Life:
                 self._take_part(told)
             case other:
                 assert_never(other)
+
+    @staticmethod
+    def _tell_slots(slots: Slots, told: SlotRegistered | SlotLost | SlotsWantedBack) -> None:
+        match told:
+            case SlotRegistered(slot):
+                slots.slot_registered(slot)
+            case SlotLost(slot):
+                slots.slot_lost(slot)
+            case SlotsWantedBack():
+                slots.give_back()
 
     def _take_part(self, part: ResultPart) -> None:
         self._parts.append(part.content)

@@ -250,6 +250,8 @@ class SparkDriverService:
             self._tasks.pop(host, None)
             self._slots.pop(host, None)
             self._handle(ev.TaskLost(host, reason))
+            if self._keeper is not None and self._closing is None:
+                self._keeper.slot_lost(slot)
             self._standby.vacate(slot)
 
     def _admit_host(self, facts: m.HostFacts, connection: Connection) -> bool:
@@ -477,15 +479,13 @@ class SparkDriverService:
                 assert_never(command)
 
     def _to_task(self, host: int, message: m.Message) -> None:
-        task = self._tasks.get(host)
-        if task is not None:
+        if (task := self._tasks.get(host)) is not None:
             task.connection.send(message)
 
     def _to_workers(self, workers: tuple[int, ...], message: m.Message) -> None:
         frame = encode(message)
         for worker in workers:
-            link = self._links.get(worker)
-            if link is not None:
+            if (link := self._links.get(worker)) is not None:
                 link.connection.send_encoded(frame)
 
     def _drain_slot(self, slot: int, deadline: float | None) -> None:

@@ -73,6 +73,12 @@ class SlotRegistered(_Told, frozen=True):
     slot: int
 
 
+class SlotLost(_Told, frozen=True):
+    """The connection of a slot's task has ended although the job goes on."""
+
+    slot: int
+
+
 class SlotsWantedBack(_Told, frozen=True):
     """All slots are to be given back for a while."""
 
@@ -100,7 +106,7 @@ class DriverLost(_Told, frozen=True):
     reason: str
 
 
-Told = EventTold | OutputTold | LogTold | SlotRegistered | SlotsWantedBack | JobIsOver | ResultPart
+Told = EventTold | OutputTold | LogTold | SlotRegistered | SlotLost | SlotsWantedBack | JobIsOver | ResultPart
 # The rows at the end: letters that had not been fetched, then results or an error.
 Row = Letter | ResultPart | JobError | DriverLost
 
@@ -218,11 +224,14 @@ class EndWithExecutor:
 class _ClientsSlots:
     """Tells the client, which keeps the slots."""
 
-    def __init__(self, tell: Callable[[SlotRegistered | SlotsWantedBack], None]) -> None:
+    def __init__(self, tell: Callable[[SlotRegistered | SlotLost | SlotsWantedBack], None]) -> None:
         self._tell = tell
 
     def slot_registered(self, slot: int) -> None:
         self._tell(SlotRegistered(slot))
+
+    def slot_lost(self, slot: int) -> None:
+        self._tell(SlotLost(slot))
 
     def give_back(self) -> None:
         self._tell(SlotsWantedBack())

@@ -37,6 +37,9 @@ class SlotKeeper(Protocol):
     def slot_registered(self, slot: int) -> None:
         """Note that a slot's task has registered with the driver."""
 
+    def slot_lost(self, slot: int) -> None:
+        """Note that the connection of a slot's task has ended although the job goes on."""
+
     def give_back(self) -> None:
         """Give all slots back to the platform and request them again after a while: another job may be waiting."""
 

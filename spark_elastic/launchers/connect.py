@@ -189,6 +189,10 @@ class ConnectSlots:
         self._slots[slot].register()
         self._has_hosts = True
 
+    def slot_lost(self, slot: int) -> None:
+        """Note that a slot's task is connected no longer, so that Spark may have put it back into its queue."""
+        self._slots[slot].is_connected = False
+
     def give_back(self) -> None:
         """Interrupt all queries and submit them again after a while."""
         again = time.monotonic() + random.uniform(*YIELD_SECONDS)
@@ -273,7 +277,7 @@ class ConnectSlots:
         ) and not self._end:
             is_late = time.monotonic() > deadline
             for slot, _ in left:
-                if is_late or not slot.registered:
+                if is_late or not slot.is_connected:
                     self._interrupt(slot.tag)
             if is_late:
                 return

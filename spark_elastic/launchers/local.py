@@ -165,6 +165,9 @@ class LocalSlots:
         self._slots[slot].register()
         self._has_hosts = True
 
+    def slot_lost(self, slot: int) -> None:
+        """Do nothing: this launcher sees by itself when a slot's process ends."""
+
     def give_back(self) -> None:
         """Start no slot for a while: another job may be waiting for seats in the cluster."""
         self._give_back = True

@@ -20,13 +20,15 @@ class Slot:
     start_at: float = 0.0
     failures: int = 0
     registered: bool = False
+    # Whether the slot's task is connected to the driver. If it is when the job ends, it runs, and ends by itself.
+    is_connected: bool = False
     # Whether a task of this slot, the present one or an earlier one, has reached the driver.
     was_known: bool = False
 
     def register(self) -> None:
         """Note that the slot's task has registered with the driver, so that its next start need not wait."""
         self.failures = 0
-        self.registered = self.was_known = True
+        self.registered = self.was_known = self.is_connected = True
 
     def ended(self, sentence: str, error: str, listener: SlotListener, unheard: str = "") -> None:
         """Note that the slot's task has ended. It starts again after a pause that grows with each failure in a row.
@@ -44,4 +46,4 @@ class Slot:
         if not is_ordinary:
             listener.on_given_up(self.number, reason)
         logger.log(logging.INFO if is_ordinary else logging.WARNING, sentence, self.number, reason, pause)
-        self.registered = False
+        self.registered = self.is_connected = False

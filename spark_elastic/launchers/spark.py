@@ -185,6 +185,10 @@ class SparkSlots:
         self._slots[slot].register()
         self._has_hosts = True
 
+    def slot_lost(self, slot: int) -> None:
+        """Note that a slot's task is connected no longer, so that Spark may have put it back into its queue."""
+        self._slots[slot].is_connected = False
+
     def give_back(self) -> None:
         """Cancel all slots and request them again after a while."""
         with self._wake:
@@ -308,7 +312,7 @@ class SparkSlots:
         """Cancel the tasks that wait in Spark's queue. Running tasks end by themselves, because the driver tells them to.
 
         This is repeated, because Spark may put a task back into its queue, and because Spark's own view of jobs, which users
-        see, lags slightly behind. Returns when that view shows no Spark job of this run.
+        see, lags behind. Returns when that view shows no Spark job of this run.
         """
         open_slots = [slot for slot in self._slots if slot.future is not None]
         deadline = time.monotonic() + END_SECONDS
@@ -329,8 +333,11 @@ class SparkSlots:
                 self._wake.wait_for(lambda: False, CANCEL_SECONDS)
 
     def _cancel_waiting(self) -> None:
+        # In Spark's view the tasks of a short job may not have started yet. Spark kills the Python process of a task that it
+        # cancels unless that ends within two seconds, which an executor may be too busy for.
+        connected = {job for slot in self._slots if slot.is_connected and slot.future for job in slot.future.jobIds()}
         tracker = self._context.statusTracker()
-        for job in self._active_jobs():
+        for job in self._active_jobs() - connected:
             info = tracker.getJobInfo(job)
             stages = [] if info is None else [tracker.getStageInfo(stage) for stage in info.stageIds]
             if not any(stage and stage.numActiveTasks for stage in stages):

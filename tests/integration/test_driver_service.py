@@ -116,6 +116,39 @@ def test_a_task_is_welcomed_and_told_to_start_a_worker_which_gets_the_payload(se
     assert play(service, scene) == (0, 0, m.Chunk(b"payload", last=True))
 
 
+class Keeper:
+    """Notes what the service tells the keeper of its slots."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, int]] = []
+        self.has_lost = threading.Event()
+
+    def slot_registered(self, slot: int) -> None:
+        self.told.append(("registered", slot))
+
+    def slot_lost(self, slot: int) -> None:
+        self.told.append(("lost", slot))
+        self.has_lost.set()
+
+
+def test_who_keeps_the_slots_hears_of_tasks_that_come_and_are_lost_but_not_of_their_end_with_the_job(
+    service: SparkDriverService,
+) -> None:
+    keeper = Keeper()
+    service.begin(b"payload", keeper)  # type: ignore[arg-type]
+
+    async def scene(task: Any, worker: Any) -> None:
+        first, second = await task(1), await task(0)
+        await expect(first, m.Welcome)
+        await expect(second, m.Welcome)
+        first.abort()
+        assert await asyncio.to_thread(keeper.has_lost.wait, SECONDS)
+        await asyncio.to_thread(service.stop_serving, 0.0)
+
+    play(service, scene)
+    assert sorted(keeper.told) == [("lost", 1), ("registered", 0), ("registered", 1)]
+
+
 def test_a_task_is_pinged_and_its_answer_counts(service: SparkDriverService) -> None:
     async def scene(task: Any, worker: Any) -> Any:
         host = await task(0)

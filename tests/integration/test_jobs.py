@@ -239,6 +239,20 @@ def test_what_runs_in_spark_after_a_run_gets_its_python_processes_as_they_were(r
     assert set(looped) == {"looped"}
 
 
+def test_the_spark_jobs_of_a_run_that_was_over_at_once_succeed_and_are_not_cancelled(
+    run_on_spark: Any, spark: Any
+) -> None:
+    context = spark.sparkContext
+    context.setJobGroup("at-once", "a short run")
+    try:
+        for _ in range(3):
+            run_on_spark(int, min_np=4, max_np=4)
+    finally:
+        context.setLocalProperty("spark.jobGroup.id", None)
+    tracker = context.statusTracker()
+    assert [tracker.getJobInfo(job).status for job in tracker.getJobIdsForGroup("at-once")] == ["SUCCEEDED"] * 12
+
+
 def test_a_long_evaluation_with_heartbeats_is_not_taken_for_a_hang(run: Any) -> None:
     result = run(training.long_evaluation, 9.0, min_np=2, max_np=2, hang_timeout=4.0)
     assert result.results == [[0, 2, 1], [1, 2, 1]]

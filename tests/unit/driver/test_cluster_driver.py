@@ -29,6 +29,7 @@ from spark_elastic.driver.slot_driver import (
     JobIsOver,
     OutputTold,
     ResultPart,
+    SlotLost,
     SlotRegistered,
     SlotsWantedBack,
 )
@@ -201,6 +202,9 @@ class Slots:
     def slot_registered(self, slot: int) -> None:
         self._asked.append(("registered", slot))
 
+    def slot_lost(self, slot: int) -> None:
+        self._asked.append(("lost", slot))
+
     def give_back(self) -> None:
         self._asked.append("given back")
 
@@ -243,7 +247,14 @@ def test_what_a_driver_tells_is_passed_on_once_and_results_are_put_together(
     letters = [
         Letter(number, encode(told))
         for number, told in enumerate(
-            [SlotRegistered(1), OutputTold(Stream.OUT, "[0]", ("hello",), 0), SlotsWantedBack(), JobIsOver(), finished],
+            [
+                SlotRegistered(1),
+                OutputTold(Stream.OUT, "[0]", ("hello",), 0),
+                SlotLost(1),
+                SlotsWantedBack(),
+                JobIsOver(),
+                finished,
+            ],
             1,
         )
     ]
@@ -255,7 +266,7 @@ def test_what_a_driver_tells_is_passed_on_once_and_results_are_put_together(
     )
     assert play(cluster) == ([b"zero", b"one"], [as_event(Entry(1.0, JobFinished([0], 0)))])
     assert cluster.asked == [
-        ("launched", SERVICE, 2), ("registered", 1), "given back", "no more", "no more", "left", "all taken back"
+        ("launched", SERVICE, 2), ("registered", 1), ("lost", 1), "given back", "no more", "no more", "left", "all taken back"
     ]  # fmt: skip
     assert cluster.acknowledged == [0, 2, 3]
     assert capsys.readouterr().out == "[0] hello\n"

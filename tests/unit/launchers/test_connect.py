@@ -128,6 +128,22 @@ def test_slots_that_are_given_back_while_they_wait_do_not_take_the_next_query_fo
     assert not stopped
 
 
+def test_a_task_that_was_lost_when_the_job_ended_is_not_waited_for() -> None:
+    session = Session()
+    slots, _ = one_slot(session)
+    with slots:
+        assert session.runs.wait(WAIT)
+        slots.slot_registered(0)
+        slots.slot_lost(0)
+        slots.submit_no_more()
+        taker = threading.Thread(target=slots._take_back, args=(float("inf"),), daemon=True)
+        taker.start()
+        taker.join(WAIT)
+        assert not taker.is_alive()
+        (query,) = session.queries.values()
+        assert query.is_set()
+
+
 def test_a_query_that_somebody_else_interrupts_ends_the_job() -> None:
     session = Session()
     slots, stopped = one_slot(session)

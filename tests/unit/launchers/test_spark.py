@@ -27,9 +27,13 @@ TICKET = Ticket("1", (("127.0.0.1", 1),), Credentials(b"", b""), None)
 class Future:
     """A slot's Spark job: running, or ended with an error or with rows."""
 
-    def __init__(self) -> None:
+    def __init__(self, number: int) -> None:
+        self.number = number
         self.error: Exception | None = None
         self.rows: list[int] | None = None
+
+    def jobIds(self) -> list[int]:  # noqa: N802
+        return [self.number]
 
     def isDone(self) -> bool:  # noqa: N802
         return self.error is not None or self.rows is not None
@@ -94,7 +98,7 @@ class Spark:
     def collectAsync(self) -> Future:  # noqa: N802
         with self.submitted:
             self.properties.append(dict(vars(self.own)))
-            self.futures.append(Future())
+            self.futures.append(Future(len(self.futures)))
             self.submitted.notify_all()
         return self.futures[-1]
 
@@ -128,6 +132,34 @@ class Stopped(threading.Event):
     def __call__(self, reason: str) -> None:
         self.reason = reason
         self.set()
+
+
+class Busy(Spark):
+    """Spark whose view of its jobs shows no task that has started. What it is not told to cancel has ended soon afterwards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cancelled: list[int] = []
+
+    def getActiveJobIds(self) -> list[int]:  # noqa: N802
+        return [future.number for future in self.futures if not future.isDone()]
+
+    def getJobIdsForTag(self, tag: str) -> list[int]:  # noqa: N802
+        return list(range(len(self.futures)))
+
+    def getJobInfo(self, job: int) -> Any:  # noqa: N802
+        return SimpleNamespace(stageIds=[job])
+
+    def getStageInfo(self, stage: int) -> Any:  # noqa: N802
+        return SimpleNamespace(numActiveTasks=0)
+
+    def cancelJob(self, job: int) -> None:  # noqa: N802
+        self.cancelled.append(job)
+        for future in self.futures:
+            if future.number == job:
+                future.error = RuntimeError(f"Job {job} cancelled")
+            elif not future.isDone():
+                future.rows = [1]
 
 
 def launch(spark: Spark, slots: int = 2) -> tuple[SparkSlots, Stopped]:
@@ -249,7 +281,7 @@ def test_a_cancelled_spark_job_ends_the_job_and_is_not_submitted_again() -> None
 def test_a_cancellation_is_known_to_who_asks_before_the_launcher_has_looked() -> None:
     spark = Spark()
     own, _ = launch(spark, slots=1)
-    own._slots[0].future = future = Future()
+    own._slots[0].future = future = Future(0)
     assert own.find_cancellation() == ""
     future.error = RuntimeError("Job aborted due to stage failure")
     assert own.find_cancellation() == ""
@@ -313,3 +345,14 @@ def test_a_session_that_has_been_stopped_is_told_of_before_it_is_asked_for_anyth
     stopped._given = SimpleNamespace(sparkContext=SimpleNamespace(_jsc=None))  # type: ignore[assignment]
     with pytest.raises(SparkElasticError, match="the Spark session has been stopped"), stopped:
         pass
+
+
+def test_at_the_end_what_waits_is_cancelled_and_what_is_connected_is_not_though_spark_has_not_seen_it_start() -> None:
+    spark = Busy()
+    own, _ = launch(spark, slots=2)
+    with own:
+        spark.wait_for_submissions(2)
+        own.slot_registered(0)
+        own.slot_registered(1)
+        own.slot_lost(1)
+    assert spark.cancelled == [1]
