@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import lightning.pytorch as pl
 
+from spark_elastic.data.loader import PositionedLoader
 from spark_elastic.worker.context import device
 
 
@@ -27,8 +28,15 @@ _PRUNING = _kinds("ModelPruning")
 _REFUSED = _kinds("BaseFinetuning", "BatchSizeFinder", "LearningRateFinder")
 
 
-def refuse_settings(settings: Mapping[str, object]) -> None:
-    """Raise ``ValueError`` for settings that would not do in a world what they do in Lightning alone."""
+def refuse_settings(settings: Mapping[str, object], loader: object) -> None:
+    """Raise ``ValueError`` for settings that would not do in a world, with this loader, what they do in Lightning alone."""
+    if settings.get("overfit_batches") and isinstance(loader, PositionedLoader):
+        order = loader.tracker.spec
+        if order.shuffle or order.mix:
+            raise ValueError(
+                "overfit_batches trains on the same batches in each epoch, and the state's loader shuffles: make it with "
+                "shuffle=False, a ParquetLoader also with shuffle_rows=0"
+            )
     if settings.get("reload_dataloaders_every_n_epochs"):
         raise ValueError(
             "reload_dataloaders_every_n_epochs would replace the state's loader, which delivers each epoch's rows by itself: "

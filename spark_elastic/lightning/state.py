@@ -105,7 +105,7 @@ class LightningState(TorchState):
                 raise TypeError(
                     f"{name} is decided by the job, which has one process and one device per worker: leave it out"
                 )
-        refuse_settings(settings)
+        refuse_settings(settings, self.loader)
         note_loggers(settings.get("logger"))
         callbacks = settings.pop("callbacks", None) or []
         callbacks = [callbacks] if isinstance(callbacks, pl.Callback) else list(callbacks)

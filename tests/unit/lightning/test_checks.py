@@ -6,7 +6,10 @@ from typing import Any
 
 import lightning.pytorch as pl
 import pytest
-from lightning_nets import QUIET, state_of
+from lightning_nets import QUIET, Net, state_of
+
+from spark_elastic.data import ElasticDataLoader
+from spark_elastic.lightning import LightningState
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -66,8 +69,17 @@ def test_a_checkpoint_of_the_best_needs_a_folder_that_outlives_a_world() -> None
             "reload_dataloaders_every_n_epochs would replace the state's loader",
         ),
         ({"sync_batchnorm": True}, "sync_batchnorm=True needs GPUs"),
+        (
+            {"overfit_batches": 2},
+            "overfit_batches trains on the same batches in each epoch, and the state's loader shuffl",
+        ),
     ],
 )
 def test_settings_that_would_do_something_else_in_a_world_are_refused(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         state_of("one").trainer(**settings)
+
+
+def test_batches_that_come_in_the_same_order_in_each_epoch_may_be_overfitted() -> None:
+    state = LightningState(Net("one"), loader=ElasticDataLoader(range(8), global_batch_size=4, shuffle=False))
+    assert state.trainer(overfit_batches=1, **QUIET).overfit_batches == 1
