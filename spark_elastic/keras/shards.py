@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import keras
 import torch
+from keras.src.random.seed_generator import global_seed_generator
 
 from spark_elastic.data.randomness import own_generators
 from spark_elastic.errors import TrainingCodeError
@@ -75,9 +76,11 @@ class ShardedSteps:
         self._state._draw_seeds()
         if self._seeds is None or self._seeds[0] is not convert:
             self._seeds = convert, _seeds_of(convert)
-        for variable in self._seeds[1]:
+        seed = int(torch.randint(2**31 - 1, ()))
+        # Before release 3.13, set_random_seed leaves Keras's own generator as it is.
+        for variable in (*self._seeds[1], global_seed_generator().state):
             variable.assign(torch.randint(2**31 - 1, tuple(variable.shape)))
-        keras.utils.set_random_seed(int(torch.randint(2**31 - 1, ())))
+        keras.utils.set_random_seed(seed)
 
     def gradients_are_there(self, variables: Sequence[keras.Variable] | None) -> None:
         """Note the variables that the optimizer is to change, for when the gradients are those of the batch, not of a part."""
