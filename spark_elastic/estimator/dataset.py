@@ -70,6 +70,38 @@ class Split:
 
 
 @dataclass(frozen=True)
+class Wanted:
+    """The data that a fit asks for: columns of a DataFrame, whose rows are split.
+
+    parts: the number of files, of training and of validation. by_content: have the rows of each file depend on the data only,
+    and not on how Spark divides them; a split always does. described: the columns of numbers whose facts are wanted.
+    """
+
+    frame: DataFrame
+    names: Sequence[str]
+    split: Split
+    parts: int
+    by_content: bool = False
+    described: Collection[str] = ()
+
+    @property
+    def numbers(self) -> DataFrame:
+        """The rows as they are written, in a form that Spark feeds to the UDF for bytes if a column has bytes."""
+        schema = self.frame.schema
+        has_bytes = any(isinstance(schema[name].dataType, BinaryType) for name in self.names)
+        return (in_rows(self.frame, self.names) if has_bytes else self.frame).select(*self.columns)
+
+    @property
+    def columns(self) -> list[Column]:
+        """The columns as they are written, and those by which the rows are split."""
+        schema, indicator, stratify = self.frame.schema, self.split.indicator, self.split.stratify
+        found = [as_numbers(name, schema[name].dataType) for name in self.names]
+        if indicator is not None:
+            found.append(f.coalesce(column(indicator).cast("boolean").cast("int"), f.lit(0)).alias(_SPLIT))
+        return [*found, column(stratify).alias(_STRATUM)] if stratify else found
+
+
+@dataclass(frozen=True)
 class Dataset:
     """Written data: their URL in the store, and the facts that were observed while writing.
 
@@ -111,37 +143,23 @@ def check_names(columns: Sequence[str]) -> None:
             )
 
 
-def identity_of(frame: DataFrame, names: Sequence[str], split: Split) -> str:
+def identity_of(wanted: Wanted) -> str:
     """Return the identity of the data that ``written`` makes. Runs a Spark job if the plan does not determine the rows."""
-    columns = _selected(frame, names, split)
-    content = identity_by_plan(frame, columns) or identity_by_rows(_for_udfs(frame, names).select(*columns))
-    return _with_split(content, split)
+    content = identity_by_plan(wanted.frame, wanted.columns) or identity_by_rows(wanted.numbers)
+    return _with_split(content, wanted.split)
 
 
-def is_written(frame: DataFrame, names: Sequence[str], store: Store, split: Split, url: str) -> bool:
+def is_written(wanted: Wanted, store: Store, url: str) -> bool:
     """Whether the data at a URL of the store have the rows of this DataFrame. Runs two Spark jobs if all of them are there."""
     found = _read(store, url)
     if found is None or not _is_whole(store, found):
         return False
-    mine = _for_udfs(frame, names).select(*_selected(frame, names, replace(split, stratify=None)))
-    kept = frame.sparkSession.read.parquet(store.spark_url(url))
+    mine = replace(wanted, split=replace(wanted.split, stratify=None)).numbers
+    kept = wanted.frame.sparkSession.read.parquet(store.spark_url(url))
     if not set(mine.columns) <= set(kept.columns):
         return False
     kept = kept.select(*map(column, mine.columns))
     return mine.agg(*content_of(mine)).first() == kept.agg(*content_of(kept)).first()
-
-
-def _for_udfs(frame: DataFrame, names: Sequence[str]) -> DataFrame:
-    """Return the DataFrame in a form that Spark feeds to the UDF for bytes, if a column has bytes."""
-    schema = frame.schema
-    has_bytes = any(isinstance(schema[name].dataType, BinaryType) for name in names)
-    return in_rows(frame, names) if has_bytes else frame
-
-
-def _selected(frame: DataFrame, names: Sequence[str], split: Split) -> list[Column]:
-    stratum = [column(split.stratify).alias(_STRATUM)] if split.stratify else []
-    schema = frame.schema
-    return [*(as_numbers(name, schema[name].dataType) for name in names), *_indicator(frame, split), *stratum]
 
 
 def _with_split(content: str, split: Split) -> str:
@@ -152,30 +170,24 @@ def _with_split(content: str, split: Split) -> str:
 
 @contextlib.contextmanager
 def written(
-    frame: DataFrame,
-    names: Sequence[str],
+    wanted: Wanted,
     store: Store,
-    split: Split,
-    parts: int,
     identity: str,
     *,
-    by_content: bool = False,
     reuse: bool = True,
-    described: Collection[str] = (),
     known: str | None = None,
     keep_on_failure: bool = False,
 ) -> Iterator[Dataset]:
-    """Write the columns, or find them already written. If the store keeps no data, they are deleted at the end.
+    """Write the wanted data, or find them already written. If the store keeps no data, they are deleted at the end.
 
-    parts: the number of files, of training and of validation. by_content: have the rows of each file depend on the data only,
-    and not on how Spark divides them; a split always does. reuse: accept data that were already written under ``identity``;
-    data that changed while they were written get another identity. described: the columns of numbers whose facts are wanted.
-    known: the URL of a continuing run's data; only these are acceptable. keep_on_failure: keep the data for a later
+    reuse: accept data that were already written under ``identity``; data that changed while they were written get another
+    identity. known: the URL of a continuing run's data; only these are acceptable. keep_on_failure: keep the data for a later
     continuation of the run. Raises ValueError for an empty DataFrame, for nulls and NaN (naming the column), if no row is left
     to train or to validate on, and if the data at ``known`` are gone.
     """
-    by_content = by_content or split.is_wanted
-    folder = known.rpartition("/")[0] if known else f"{store.data_url}/{identity}-{parts}{'-content' * by_content}"
+    wanted = replace(wanted, by_content=wanted.by_content or wanted.split.is_wanted)
+    own = f"{store.data_url}/{identity}-{wanted.parts}{'-content' * wanted.by_content}"
+    folder = known.rpartition("/")[0] if known else own
     with _guard:
         lock = _locks.setdefault(folder, threading.Lock())
     with lock:
@@ -190,8 +202,8 @@ def written(
                     f"the run cannot go on: of its data in {known} files are missing; choose another runId"
                 )
         else:
-            found = _find(store, folder, identity, described) if reuse else None
-            found = found or _write(frame, names, store, folder, split, parts, identity, by_content, described)
+            found = _find(store, folder, identity, wanted.described) if reuse else None
+            found = found or _write(wanted, store, folder, identity)
         _users[found.url] += 1
     failed = True
     try:
@@ -255,39 +267,16 @@ def _delete(store: Store, url: str) -> None:
         files.delete(folder)
 
 
-def _write(
-    frame: DataFrame,
-    names: Sequence[str],
-    store: Store,
-    folder: str,
-    split: Split,
-    parts: int,
-    identity: str,
-    by_content: bool,
-    described: Collection[str],
-) -> Dataset:
+def _write(wanted: Wanted, store: Store, folder: str, identity: str) -> Dataset:
     url = f"{folder}/{secrets.token_hex(8)}"
     target = store.spark_url(url)
-    numbers = _for_udfs(frame, names).select(*_selected(frame, names, split))
-    # The rows are sorted by a hash, so that files hold them in the same order however Spark's shuffle delivers them.
-    divided = _stratified(numbers, names, split) if split.stratify else numbers
-    key = f.xxhash64(*_hashed(numbers, names))
-    if by_content:
-        spread = divided.withColumn(_KEY, key).repartition(parts, _KEY)
-    else:
-        spread = divided.repartition(parts).withColumn(_KEY, key)
-    spread = spread.sortWithinPartitions(_KEY)
-    if split.is_wanted:
-        if split.indicator is None and split.stratify is None:
-            spread = spread.withColumn(_SPLIT, (_drawn(split.seed) < split.fraction).cast("int"))
-        spread = spread.sortWithinPartitions(_SPLIT, _KEY)
-    else:
-        spread = spread.withColumn(_SPLIT, f.lit(0))
+    numbers = wanted.numbers
     observation = Observation()
     by_rows = identity.startswith("rows-")
-    told, untold = _told_apart(numbers.schema, names, described)
-    wanted = [*_observed(spread.schema, told, untold), *(content_of(numbers) if by_rows else ())]
-    observed = spread.drop(_KEY).observe(observation, *wanted)
+    told, untold = _told_apart(numbers.schema, wanted)
+    spread = _spread(numbers, wanted)
+    aggregates = [*_observed(spread.schema, told, untold), *(content_of(numbers) if by_rows else ())]
+    observed = spread.drop(_KEY).observe(observation, *aggregates)
     try:
         # A session's limit of rows in a file would give other files, and thereby another order of rows.
         options = {"parquet.block.size": ROW_GROUP_BYTES, "maxRecordsPerFile": 0}
@@ -295,12 +284,12 @@ def _write(
         writer.partitionBy(_SPLIT).parquet(target)
         seen = observation.get
         suspects = next((chunk for place, chunk in enumerate(untold) if seen[f"good_{place}"] < seen["rows"]), [])
-        bad = _counted(frame.sparkSession.read.parquet(target), suspects) if suspects else {}
-        dataset = _checked(url, frame, names, seen, {**_facts_in(seen, told), **bad}, split)
+        bad = _counted(wanted.frame.sparkSession.read.parquet(target), suspects) if suspects else {}
+        dataset = _checked(wanted, url, seen, {**_facts_in(seen, told), **bad})
         content = identity_of_content(numbers.schema, seen) if by_rows else None
         if identity.startswith("plan-"):
-            content = identity_by_plan(frame, _selected(frame, names, split)) or ""
-        is_still = content is None or _with_split(content, split) == identity
+            content = identity_by_plan(wanted.frame, wanted.columns) or ""
+        is_still = content is None or _with_split(content, wanted.split) == identity
         dataset = replace(dataset, identity=identity if is_still else f"new-{secrets.token_hex(8)}")
         store.files.write(f"{target}/{_COMPLETE}", json.dumps(asdict(dataset)).encode())
     except BaseException:
@@ -309,9 +298,25 @@ def _write(
     return dataset
 
 
-def _hashed(numbers: DataFrame, names: Sequence[str]) -> list[Column]:
+def _spread(numbers: DataFrame, wanted: Wanted) -> DataFrame:
+    """Spread rows over files, sorted by a hash, so that files have them in one order however Spark's shuffle delivers them."""
+    split, key = wanted.split, f.xxhash64(*_hashed(numbers, wanted))
+    divided = _stratified(numbers, wanted) if split.stratify else numbers
+    if wanted.by_content:
+        spread = divided.withColumn(_KEY, key).repartition(wanted.parts, _KEY)
+    else:
+        spread = divided.repartition(wanted.parts).withColumn(_KEY, key)
+    spread = spread.sortWithinPartitions(_KEY)
+    if not split.is_wanted:
+        return spread.withColumn(_SPLIT, f.lit(0))
+    if split.indicator is None and split.stratify is None:
+        spread = spread.withColumn(_SPLIT, (_drawn(split.seed) < split.fraction).cast("int"))
+    return spread.sortWithinPartitions(_SPLIT, _KEY)
+
+
+def _hashed(numbers: DataFrame, wanted: Wanted) -> list[Column]:
     schema = numbers.schema
-    return [part for name in names for part in marked(schema[name])]
+    return [part for name in wanted.names for part in marked(schema[name])]
 
 
 def _drawn(seed: int) -> Column:
@@ -321,34 +326,26 @@ def _drawn(seed: int) -> Column:
     return f.pmod(f.xxhash64(f.lit(seed), f.col(_KEY), number), f.lit(_DRAWS)) / _DRAWS
 
 
-def _indicator(frame: DataFrame, split: Split) -> list[Column]:
-    if split.indicator is None:
-        return []
-    return [f.coalesce(column(split.indicator).cast("boolean").cast("int"), f.lit(0)).alias(_SPLIT)]
-
-
-def _stratified(numbers: DataFrame, names: Sequence[str], split: Split) -> DataFrame:
+def _stratified(numbers: DataFrame, wanted: Wanted) -> DataFrame:
     """Hold back the fraction of each class, rounded, but at least one of its rows; a class of one row is trained on.
 
     The choice of rows depends on their content and the seed, so that the same data are always divided in the same way.
     """
     of_class = Window.partitionBy(_STRATUM)
     rows = f.count(f.lit(1)).over(of_class)
-    held_back = f.least(rows - 1, f.greatest(f.lit(1), f.round(rows * split.fraction)))
-    shuffled = f.xxhash64(f.lit(split.seed), *_hashed(numbers, names))
+    held_back = f.least(rows - 1, f.greatest(f.lit(1), f.round(rows * wanted.split.fraction)))
+    shuffled = f.xxhash64(f.lit(wanted.split.seed), *_hashed(numbers, wanted))
     place = f.row_number().over(of_class.orderBy(shuffled))
     return numbers.withColumn(_SPLIT, (place <= held_back).cast("int"))
 
 
-def _told_apart(
-    schema: StructType, names: Sequence[str], described: Collection[str]
-) -> tuple[list[str], list[list[str]]]:
+def _told_apart(schema: StructType, wanted: Wanted) -> tuple[list[str], list[list[str]]]:
     """Divide columns into those whose facts are wanted, and chunks of the others, whose values only have to be finite.
 
     A wide frame has thousands of the others. With six aggregates for each, Spark would take minutes to compile the plan.
     """
-    told = [name for name in names if name in described or isinstance(schema[name].dataType, ArrayType)]
-    others = [name for name in names if name not in set(told)]
+    told = [name for name in wanted.names if name in wanted.described or isinstance(schema[name].dataType, ArrayType)]
+    others = [name for name in wanted.names if name not in set(told)]
     return told, [others[start : start + CHUNK] for start in range(0, len(others), CHUNK)]
 
 
@@ -412,23 +409,21 @@ def _is_infinite(value: Column) -> Column:
     return f.abs(value) == float("inf")
 
 
-def _checked(
-    url: str, frame: DataFrame, names: Sequence[str], seen: Mapping[str, Any], facts: Facts, split: Split
-) -> Dataset:
+def _checked(wanted: Wanted, url: str, seen: Mapping[str, Any], facts: Facts) -> Dataset:
     rows, validation_rows = int(seen["rows"]), int(seen["validation_rows"] or 0)
     if not rows:
         raise ValueError("the DataFrame has no rows")
-    for name in filter(facts.__contains__, names):
+    for name in filter(facts.__contains__, wanted.names):
         found = facts[name]
         for key, word in (("nulls", "nulls"), ("nans", "NaN"), ("infinite", "infinite values (as 32-bit floats)")):
             if found[key]:
                 raise ValueError(
-                    f"column {name!r} has {word} in {found[key]} of {rows} rows{_example(frame, name)}; fill them (Imputer, "
-                    "fillna) or drop the rows"
+                    f"column {name!r} has {word} in {found[key]} of {rows} rows{_example(wanted.frame, name)}; fill them "
+                    "(Imputer, fillna) or drop the rows"
                 )
     for left, purpose in ((validation_rows, "validation"), (rows - validation_rows, "training")):
-        if split.is_wanted and not left:
-            raise ValueError(f"{split} leaves no row of {rows} for {purpose}")
+        if wanted.split.is_wanted and not left:
+            raise ValueError(f"{wanted.split} leaves no row of {rows} for {purpose}")
     return Dataset(url, rows, validation_rows, facts)
 
 

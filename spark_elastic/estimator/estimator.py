@@ -26,7 +26,7 @@ from spark_elastic.estimator import slots
 from spark_elastic.estimator.accessors import TorchEstimatorAccessors
 from spark_elastic.estimator.batch_size import pick_batch_size, width_of
 from spark_elastic.estimator.converters import inputs, names, text
-from spark_elastic.estimator.dataset import FILES_A_WORKER, check_names, identity_of, is_written, written
+from spark_elastic.estimator.dataset import FILES_A_WORKER, Wanted, check_names, identity_of, is_written, written
 from spark_elastic.estimator.fitted import trained_network
 from spark_elastic.estimator.frame import (
     Facts,
@@ -138,6 +138,8 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
         check_session_settings(session, bool(self.value("useGpu")), plan_resources(self))
         sizes, shards = plan_sizes(self, session), plan_shards(self)
         split = plan_split(self, self.value("validationIndicatorCol") or None, schema)
+        parts = shards or max(FILES_A_WORKER * sizes.most, parallelism(session))
+        wanted = Wanted(dataset, layout.columns, split, parts, shards is not None, layout.described)
         made_up = made_up_batch(layout, schema)
         if made_up is not None:
             recipe = recipe.checked_on(made_up, labels_known=False)
@@ -145,21 +147,15 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
             run_id, resumable = self._run_id(), self.value("runId") is not None
             # Data in a temporary store are never looked up again, so rows need not be hashed.
             known_again = resumable or (self.value("reuseData") and not store.temporary)
-            identity = identity_of(dataset, layout.columns, split) if known_again else f"new-{secrets.token_hex(8)}"
+            identity = identity_of(wanted) if known_again else f"new-{secrets.token_hex(8)}"
             record = RunRecord(run_id, identity, describe_params(self, wants_epochs(recipe.steps)), version=VERSION)
             # The same rows by another plan, with other settings, or in another release of Spark are the run's data, too.
-            is_same = partial(is_written, dataset, layout.columns, store, split)
-            known = check_run(store, record, is_same) if resumable else None
+            known = check_run(store, record, partial(is_written, wanted, store)) if resumable else None
             with written(
-                dataset,
-                layout.columns,
+                wanted,
                 store,
-                split,
-                shards or max(FILES_A_WORKER * sizes.most, parallelism(session)),
                 identity,
-                by_content=shards is not None,
                 reuse=self.value("reuseData"),
-                described=layout.described,
                 known=known.data_url if known else None,
                 keep_on_failure=resumable,
             ) as data:

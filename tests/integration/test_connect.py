@@ -331,20 +331,23 @@ def test_a_grid_is_searched_with_fits_side_by_side(frame: Any, tmp_path: Path) -
 def test_rows_are_written_once_and_those_of_another_frame_are_never_taken(
     session: Any, frame: Any, tmp_path: Path
 ) -> None:
-    from spark_elastic.estimator.dataset import Split, identity_of
+    from spark_elastic.estimator.dataset import Split, Wanted, identity_of
 
     files = str(tmp_path / "rows")
     frame.write.parquet(files)
     frame.createOrReplaceTempView("rows")
-    names, split = ["a", "b"], Split()
+
+    def named(frame: Any, *names: str) -> str:
+        return identity_of(Wanted(frame, names or ("a", "b"), Split(), 4))
+
     by_view, by_files = session.table("rows"), session.read.parquet(files)
-    identity = identity_of(by_view, names, split)
-    assert identity_of(by_files.orderBy("b"), names, split) == identity
-    assert identity_of(by_files, ["b", "a"], split) != identity
+    identity = named(by_view)
+    assert named(by_files.orderBy("b")) == identity
+    assert named(by_files, "b", "a") != identity
     other = frame.selectExpr("a + 1 as a", "b")
     other.write.parquet(files, mode="overwrite")
     other.createOrReplaceTempView("rows")
-    again = {identity_of(session.table("rows"), names, split), identity_of(session.read.parquet(files), names, split)}
+    again = {named(session.table("rows")), named(session.read.parquet(files))}
     assert len(again) == 1
     assert identity not in again
 

@@ -52,7 +52,7 @@ from spark_elastic.estimator import (
     TorchRegressor,
     dataset,
 )
-from spark_elastic.estimator.dataset import Split, identity_of, written
+from spark_elastic.estimator.dataset import Split, Wanted, identity_of, written
 from spark_elastic.testing import inject, raise_error
 
 cloudpickle.register_pickle_by_value(networks)
@@ -307,7 +307,7 @@ def test_a_fit_goes_on_after_the_drivers_death_and_counts_every_row_once(
 
 
 def named(frame: Any, split: Split = Split()) -> str:  # noqa: B008
-    return identity_of(frame, ["a", "b"], split)
+    return identity_of(Wanted(frame, ["a", "b"], split, 4))
 
 
 @contextlib.contextmanager
@@ -348,7 +348,7 @@ def test_files_are_known_again_by_their_plan_sizes_and_times(
     assert first not in (filtered, merged, named(read(), Split(0.1)))
     VectorAssembler(inputCols=["a"], outputCol="vector").transform(frame).write.parquet(str(tmp_path / "vectors"))
     vectors = spark.read.parquet(str(tmp_path / "vectors"))
-    assert identity_of(vectors, ["vector"], Split()).startswith("plan-")
+    assert identity_of(Wanted(vectors, ["vector"], Split(), 4)).startswith("plan-")
 
     settings = {"spark.sql.session.timeZone": "Asia/Tokyo", "spark.sql.ansi.enabled": "false", "spark.sql.caseSensitive": "true",
                 "spark.sql.parquet.int96RebaseModeInRead": "LEGACY", "spark.sql.shuffle.partitions": "3"}  # fmt: skip
@@ -426,7 +426,7 @@ def test_written_data_of_which_something_is_missing_are_written_again(
     store = Store.create(tmp_path)
 
     def write(known: str | None = None) -> Any:
-        return written(frame, ["a"], store, Split(0.2), 4, "same", known=known)
+        return written(Wanted(frame, ["a"], Split(0.2), 4), store, "same", known=known)
 
     with write() as first:
         pass
@@ -538,13 +538,13 @@ def test_rows_that_change_while_they_are_written_are_not_used_again(spark: Any, 
                 os.utime(part, (1, 1))
         urls = []
         for _ in range(2):
-            with written(data, ["a", "b"], store, Split(), 4, identity) as found:
+            with written(Wanted(data, ["a", "b"], Split(), 4), store, identity) as found:
                 urls.append(found.url)
                 assert found.identity.startswith("new-")
         assert len(set(urls)) == 2
     identity = named(frame)
     for _ in range(2):
-        with written(frame, ["a", "b"], store, Split(), 4, identity) as found:
+        with written(Wanted(frame, ["a", "b"], Split(), 4), store, identity) as found:
             assert found.identity == identity
     assert len(store.files.names(f"{store.data_url}/{identity}-{found.url.rpartition('/')[0].rpartition('-')[2]}")) == 1
 
@@ -561,7 +561,7 @@ def test_validation_takes_its_share_of_each_class_however_rare(frame: Any, tmp_p
     found = []
     for seed in (7, 7, 8):
         split = Split(0.2, seed=seed, stratify="kind")
-        with written(data, ["id", "a"], store, split, 4, f"seed-{seed}", reuse=False) as rows:
+        with written(Wanted(data, ["id", "a"], split, 4), store, f"seed-{seed}", reuse=False) as rows:
             held_back = data.sparkSession.read.parquet(store.spark_url(rows.validation_url))
             assert held_back.columns == ["id", "a"]
             assert (rows.rows, rows.validation_rows) == (ROWS, 1 + 20 + 99)
@@ -586,7 +586,7 @@ def test_neither_files_by_content_nor_a_split_depend_on_how_spark_divides_the_ro
     data = data.union(data)
 
     def write(divided: Any, parts: int, split: Split, name: str) -> Any:
-        with written(divided, ["half", "odd"], store, split, parts, name, by_content=True) as found:
+        with written(Wanted(divided, ["half", "odd"], split, parts, by_content=True), store, name) as found:
             kept = found
         return kept
 
@@ -614,7 +614,7 @@ def test_rows_whose_lists_hold_the_same_numbers_side_by_side_are_told_apart(spar
     found = []
     for name, given in (("one", rows), ("other", rows[::-1])):
         data = spark.createDataFrame(given, "a array<double>, b array<double>").coalesce(1)
-        with written(data, ["a", "b"], store, Split(), 1, name, by_content=True) as kept:
+        with written(Wanted(data, ["a", "b"], Split(), 1, by_content=True), store, name) as kept:
             found.append(rows_of_files(kept.training_url))
     assert found[0] == found[1]
 
@@ -652,7 +652,7 @@ def test_writers_of_the_same_data_share_them_and_remove_what_a_dead_one_has_left
             os.utime(path, (time.time() - age,) * 2)
 
     def write(reuse: bool = True) -> Any:
-        return written(frame, ["a"], store, Split(), 4, "same", reuse=reuse)
+        return written(Wanted(frame, ["a"], Split(), 4), store, "same", reuse=reuse)
 
     with write() as first:
         with write() as second:
@@ -718,7 +718,8 @@ def test_of_many_columns_the_one_that_is_not_finite_is_named(
     data = data.withColumn(
         column, f.when(f.col("n") < 2, f.lit(bad)).otherwise(quoted).cast(data.schema[column].dataType)
     )
-    writing = written(data, [*features, "n"], Store.create(tmp_path), Split(), 2, "wide", described=["c`5"])
+    wanted = Wanted(data, [*features, "n"], Split(), 2, described=["c`5"])
+    writing = written(wanted, Store.create(tmp_path), "wide")
     with pytest.raises(ValueError, match=error):
         writing.__enter__()
     assert not list((tmp_path / "data").glob("*"))
@@ -727,7 +728,7 @@ def test_of_many_columns_the_one_that_is_not_finite_is_named(
 def test_data_are_written_again_where_other_columns_have_to_be_described(frame: Any, tmp_path: Path) -> None:
     store, urls = Store.create(tmp_path), []
     for described in (["a"], ["a"], [], ["a", "b"], ["b"]):
-        with written(frame, ["a", "b"], store, Split(), 1, "same", described=described) as found:
+        with written(Wanted(frame, ["a", "b"], Split(), 1, described=described), store, "same") as found:
             urls.append(found.url)
             assert found.facts.keys() >= set(described)
     assert urls[0] == urls[1] == urls[2] != urls[3] == urls[4]

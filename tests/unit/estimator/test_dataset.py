@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from spark_elastic.estimator import Store
-from spark_elastic.estimator.dataset import ABANDONED_SECONDS, Dataset, Split, check_names, written
+from spark_elastic.estimator.dataset import ABANDONED_SECONDS, Dataset, Split, Wanted, check_names, written
 from spark_elastic.estimator.files import ArrowFiles
 
-WHOLE = Split()
 # Data that are found need no DataFrame.
 NO_FRAME: Any = None
+FOUND = Wanted(NO_FRAME, ["x"], Split(), 2)
 
 
 @pytest.fixture(autouse=True)
@@ -49,21 +49,21 @@ def folder_of(data: Dataset) -> Path:
 
 def test_data_of_the_same_identity_are_found_and_not_written_again(store: Store) -> None:
     kept = write(store, "a")
-    with written(NO_FRAME, ["x"], store, WHOLE, 2, "plan-1") as found:
+    with written(FOUND, store, "plan-1") as found:
         assert found == kept
     assert folder_of(kept).exists()
 
 
 def test_data_are_deleted_after_their_last_fit_if_the_store_keeps_none(store: Store, tmp_path: Path) -> None:
     data, passing = write(store, "a"), Store.create(tmp_path, keep=False)
-    with written(NO_FRAME, ["x"], store, WHOLE, 2, "plan-1"):
-        with written(NO_FRAME, ["x"], passing, WHOLE, 2, "plan-1") as found:
+    with written(FOUND, store, "plan-1"):
+        with written(FOUND, passing, "plan-1") as found:
             assert found == data
         assert folder_of(data).exists(), "the other fit reads them"
-        with pytest.raises(ZeroDivisionError), written(NO_FRAME, ["x"], passing, WHOLE, 2, "plan-1"):
+        with pytest.raises(ZeroDivisionError), written(FOUND, passing, "plan-1"):
             raise ZeroDivisionError
     assert folder_of(data).exists(), "the fit whose store keeps data was the last"
-    with written(NO_FRAME, ["x"], passing, WHOLE, 2, "plan-1", known=data.url):
+    with written(FOUND, passing, "plan-1", known=data.url):
         pass
     assert not folder_of(data).parent.exists()
 
@@ -71,10 +71,10 @@ def test_data_are_deleted_after_their_last_fit_if_the_store_keeps_none(store: St
 def test_data_of_a_fit_that_failed_stay_where_its_run_may_go_on(store: Store, tmp_path: Path) -> None:
     data, passing = write(store, "a"), Store.create(tmp_path, keep=False)
     again: dict[str, Any] = {"known": data.url, "keep_on_failure": True}
-    with pytest.raises(ZeroDivisionError), written(NO_FRAME, ["x"], passing, WHOLE, 2, "plan-1", **again):
+    with pytest.raises(ZeroDivisionError), written(FOUND, passing, "plan-1", **again):
         raise ZeroDivisionError
     assert folder_of(data).exists()
-    with written(NO_FRAME, ["x"], passing, WHOLE, 2, "plan-1", **again):
+    with written(FOUND, passing, "plan-1", **again):
         pass
     assert not folder_of(data).exists()
 
@@ -84,13 +84,13 @@ def test_a_run_does_not_go_on_without_all_of_its_data(store: Store) -> None:
     pq.write_table(pa.table({"x": [0.0] * 3}), folder_of(data) / "_split=0/part.parquet")
     with (
         pytest.raises(ValueError, match=r"the run cannot go on: of its data in .* files are missing"),
-        written(NO_FRAME, ["x"], store, WHOLE, 2, "plan-1", known=data.url),
+        written(FOUND, store, "plan-1", known=data.url),
     ):
         pass
     (folder_of(data) / "_complete.json").unlink()
     with (
         pytest.raises(ValueError, match=r"the run cannot go on: its data in .* are gone"),
-        written(NO_FRAME, ["x"], store, WHOLE, 2, "plan-1", known=data.url),
+        written(FOUND, store, "plan-1", known=data.url),
     ):
         pass
 
@@ -107,19 +107,21 @@ class Frame:
 
 
 FRAME: Any = Frame()
+READ = Wanted(FRAME, ["x"], Split(), 2)
+DESCRIBED = replace(READ, described=["x"])
 
 
 def test_data_that_lack_rows_or_facts_are_written_again(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     write(store, "a")
-    with pytest.raises(Writes), written(FRAME, ["x"], store, WHOLE, 2, "plan-1", described=["x"]):
+    with pytest.raises(Writes), written(DESCRIBED, store, "plan-1"):
         pass
     assert not caplog.messages
     described = write(store, "b", x={"min": 0.0})
-    with written(FRAME, ["x"], store, WHOLE, 2, "plan-1", described=["x"]) as found:
+    with written(DESCRIBED, store, "plan-1") as found:
         assert found == described
     for token in "ab":
         (folder_of(described).parent / token / "_split=0/part.parquet").unlink()
-    with pytest.raises(Writes), written(FRAME, ["x"], store, WHOLE, 2, "plan-1"):
+    with pytest.raises(Writes), written(READ, store, "plan-1"):
         pass
     assert len(caplog.messages) == 2
     assert all("files are missing; they are written again" in message for message in caplog.messages)
@@ -134,7 +136,7 @@ def test_what_a_dead_writer_left_is_removed_once_it_is_old_and_not_before(store:
         for path in (left / "part.parquet", left):
             os.utime(path, (time.time() - age,) * 2)
         # A fit of another identity in the same folder finds nothing, and looks at all that is there.
-        with pytest.raises(Writes), written(FRAME, ["x"], store, WHOLE, 2, "plan-1", described=["x"]):
+        with pytest.raises(Writes), written(DESCRIBED, store, "plan-1"):
             pass
         assert left.exists() is is_left
     assert folder_of(kept).exists()
