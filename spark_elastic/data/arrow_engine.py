@@ -12,13 +12,9 @@ from spark_elastic.data.column_choice import Columns, choose_columns
 from spark_elastic.data.columns import Column, Rows
 from spark_elastic.data.convert import convertible, from_transform, to_column
 from spark_elastic.data.engine import Reading
-from spark_elastic.data.filesystem import Location
-from spark_elastic.data.filters import RowFilter
 from spark_elastic.data.manifest import Manifest
 from spark_elastic.data.source import Source
 from spark_elastic.errors import DataError
-
-Transform = Callable[[pa.Table], object]
 
 
 def select_columns(manifest: Manifest, columns: Columns, *, transformed: bool) -> list[str]:
@@ -62,59 +58,37 @@ def decoded_bytes(manifest: Manifest, columns: Sequence[str]) -> float:
 
 
 def open_engine(reading: Reading) -> ArrowEngine:
-    """Make the engine for a dataset, with Petastorm's codecs if Petastorm wrote it. Raises for arguments that do not fit."""
-    manifest, columns, transform = reading.manifest, reading.columns, reading.transform
-    if reading.options:
-        raise ValueError("engine_options are for engine='petastorm', not 'arrow'")
-    if transform is not None and not callable(transform):
-        raise TypeError(f"transform must be callable, not {transform!r}")
-    decode = None
-    if manifest.unischema:
-        from spark_elastic.data.unischema import Decoder
-
-        decode = Decoder(manifest.unischema, transformed=transform is not None)
-        names = decode.select(columns, [*manifest.schema.names, *manifest.partition_types])
-        row_bytes = decode.row_bytes(names)
-    else:
-        names = select_columns(manifest, columns, transformed=transform is not None)
-        if columns is None and not names:
-            raise ValueError(f"no column of {manifest.name} has numbers ({manifest.schema.names}); give a transform=")
-        row_bytes = decoded_bytes(manifest, names)
-    return ArrowEngine(
-        manifest,
-        reading.locations,
-        names,
-        row_filter=reading.row_filter,
-        decode=decode,
-        transform=transform,
-        row_bytes=row_bytes,
-    )
+    """Make the engine for a dataset. Raises ValueError, TypeError and DataError for arguments that do not fit."""
+    return ArrowEngine(reading)
 
 
 class ArrowEngine:
-    """Reads ``columns`` of a manifest's row groups through pyarrow.
+    """Reads rows through pyarrow, with Petastorm's codecs if Petastorm wrote the dataset. A transform takes a pyarrow.Table."""
 
-    decode: applied to each chunk first (Petastorm's codecs). transform: the user's, applied next, to a pyarrow.Table.
-    """
+    def __init__(self, reading: Reading) -> None:
+        manifest, columns, transform = reading.manifest, reading.columns, reading.transform
+        if reading.options:
+            raise ValueError("engine_options are for engine='petastorm', not 'arrow'")
+        if transform is not None and not callable(transform):
+            raise TypeError(f"transform must be callable, not {transform!r}")
+        self._decode: Callable[[pa.Table, str], pa.Table] | None = None
+        if manifest.unischema:
+            from spark_elastic.data.unischema import Decoder
 
-    def __init__(
-        self,
-        manifest: Manifest,
-        locations: Sequence[Location],
-        columns: list[str],
-        *,
-        row_filter: RowFilter | None = None,
-        decode: Callable[[pa.Table, str], pa.Table] | None = None,
-        transform: Transform | None = None,
-        row_bytes: float = 0.0,
-    ) -> None:
-        self.row_bytes = row_bytes
-        self._source = Source(manifest, locations)
-        self._manifest = manifest
-        self._columns = columns
-        self._filter = row_filter
-        self._decode = decode
+            self._decode = decoder = Decoder(manifest.unischema, transformed=transform is not None)
+            self._columns = decoder.select(columns, [*manifest.schema.names, *manifest.partition_types])
+            self.row_bytes = decoder.row_bytes(self._columns)
+        else:
+            self._columns = select_columns(manifest, columns, transformed=transform is not None)
+            if columns is None and not self._columns:
+                raise ValueError(
+                    f"no column of {manifest.name} has numbers ({manifest.schema.names}); give a transform="
+                )
+            self.row_bytes = decoded_bytes(manifest, self._columns)
         self._transform = transform
+        self._filter = reading.row_filter
+        self._manifest = manifest
+        self._source = Source(manifest, reading.locations)
 
     def read(self, group: int, start: int, stop: int, chunk: int) -> Iterator[Rows]:
         """Yield rows [start, stop) of a row group; see ``Engine.read``. Rows before ``start`` are not converted."""

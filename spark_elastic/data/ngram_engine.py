@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +23,7 @@ class WindowFinder:
 
     def __init__(self, ngram: NGram, reading: Reading) -> None:
         self.ngram = ngram
-        self._reading = reading
+        self.reading = reading
         manifest = reading.manifest
         types = {field.name: field.type for field in manifest.schema}
         kind = types.get(ngram.timestamp_field)
@@ -42,28 +42,28 @@ class WindowFinder:
     @property
     def key(self) -> str | None:
         """Identifies windows and filters, equally in all processes; None if the filters cannot be identified."""
-        rows = "" if self._reading.row_filter is None else self._reading.row_filter.key
+        rows = "" if self.reading.row_filter is None else self.reading.row_filter.key
         text = f"{rows} {self.ngram.describe()}"
         return None if rows is None else hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     def count(self) -> bytes:
         """Count the windows of each row group. Returns the bytes of int64 [row groups]. Reads the dataset; raises DataError."""
-        manifest = self._reading.manifest
+        manifest = self.reading.manifest
         counts = np.zeros(len(manifest), "<i8")
 
         def count_file(source: Source, groups: list[int]) -> None:
             for group in groups:
                 counts[group] = len(self.starts(source, group))
 
-        each_file(manifest, self._reading.locations, count_file)
+        each_file(manifest, self.reading.locations, count_file)
         return counts.tobytes()
 
     def starts(self, source: Source, group: int) -> np.ndarray:
         """Read the first row of each window of a row group: int64, among the rows that pass the filters. Raises DataError."""
         where = source.manifest.where(group)
         times = self._times(source, group, where)
-        if self._reading.row_filter is not None:
-            times = times[self._reading.row_filter.passing(source, group)]
+        if self.reading.row_filter is not None:
+            times = times[self.reading.row_filter.passing(source, group)]
         try:
             return self.ngram.starts(times)
         except ValueError as failure:
@@ -95,11 +95,11 @@ class NGramEngine:
     A window's position in its row group, as stored, is that of its first row.
     """
 
-    def __init__(self, finder: WindowFinder, reading: Reading, engine: Engine, name: Callable[[int], str]) -> None:
+    def __init__(self, finder: WindowFinder, engine: Engine) -> None:
         self._finder = finder
         self._engine = engine
-        self._name = name
-        self._source = Source(reading.manifest, reading.locations)
+        self._name = finder.reading.manifest.where
+        self._source = Source(finder.reading.manifest, finder.reading.locations)
         self._length = finder.ngram.length
         self.row_bytes = engine.row_bytes * len(finder.ngram.fields)
 

@@ -149,7 +149,7 @@ class ParquetLoader(EngineLoader):
         if ngram is not None:
             finder = WindowFinder(ngram, reading)
             rows = np.frombuffer(_once("windows", self.manifest, finder.key, finder.count), "<i8")
-            source = NGramEngine(finder, reading, source, self.manifest.where)
+            source = NGramEngine(finder, source)
         if total and not rows.any():
             choices = (rowgroup_selector, filters, predicate, ngram)
             names = ("rowgroup_selector=", "filters=", "predicate=", "ngram=")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 
 import cloudpickle
 import numpy as np
@@ -23,8 +23,6 @@ from spark_elastic.data.column_choice import Columns
 from spark_elastic.data.columns import Column, Ragged, Rows
 from spark_elastic.data.convert import convertible, to_column
 from spark_elastic.data.engine import Reading
-from spark_elastic.data.filesystem import Location
-from spark_elastic.data.filters import RowFilter
 from spark_elastic.data.manifest import Manifest
 from spark_elastic.data.petastorm_workers import PIECE, ROW, PieceReader, open_reader, reads
 from spark_elastic.data.source import Source
@@ -49,15 +47,7 @@ _OPTIONS = (
 
 def open_engine(reading: Reading) -> PetastormEngine:
     """Make the engine for a dataset. Raises for arguments that do not fit."""
-    return PetastormEngine(
-        reading.manifest,
-        reading.locations,
-        reading.columns,
-        row_filter=reading.row_filter,
-        transform=reading.transform,
-        options=reading.options,
-        storage_options=reading.storage_options,
-    )
+    return PetastormEngine(reading)
 
 
 class PetastormEngine:
@@ -71,37 +61,28 @@ class PetastormEngine:
     # 0, because Petastorm's schemas do not determine it.
     row_bytes = 0.0
 
-    def __init__(
-        self,
-        manifest: Manifest,
-        locations: Sequence[Location],
-        columns: Columns,
-        *,
-        row_filter: RowFilter | None = None,
-        transform: object = None,
-        options: Mapping[str, object] | None = None,
-        storage_options: Mapping[str, object] | None = None,
-    ) -> None:
-        unknown = sorted(set(options or {}) - set(_OPTIONS))
+    def __init__(self, reading: Reading) -> None:
+        manifest, transform, options = reading.manifest, reading.transform, reading.options or {}
+        unknown = sorted(set(options) - set(_OPTIONS))
         if unknown:
             raise ValueError(f"engine_options must be among {', '.join(_OPTIONS)}, not {', '.join(unknown)}")
         if transform is not None and not hasattr(transform, "edit_fields"):
             raise ValueError("engine='petastorm' takes a petastorm.transform.TransformSpec as its transform=")
-        if len(locations) > 1:
+        if len(reading.locations) > 1:
             raise ValueError("engine='petastorm' reads one URL; engine='arrow' reads a list of them")
         self._manifest = manifest
-        self._columns = _select(manifest, columns, transformed=transform is not None)
-        if not self._columns and columns is None:
+        self._columns = _select(manifest, reading.columns, transformed=transform is not None)
+        if not self._columns and reading.columns is None:
             raise ValueError(
                 f"no column of {manifest.name} has numbers that Petastorm reads ({manifest.schema.names}); give a "
                 "transform=, or use engine='arrow'"
             )
-        self._filter = row_filter
+        self._filter = reading.row_filter
         self._transform = transform
-        self._options = dict(options or {})
-        self._storage_options = storage_options
-        self._source = Source(manifest, locations)
-        self._location = locations[0]
+        self._options = dict(options)
+        self._storage_options = reading.storage_options
+        self._source = Source(manifest, reading.locations)
+        self._location = reading.locations[0]
         self._process = os.getpid()
         self._reader: PieceReader | None = None
         self._piece_of: dict[int, int] = {}
