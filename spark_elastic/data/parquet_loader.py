@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,12 +15,12 @@ from spark_elastic._saved_names import saved_as
 from spark_elastic.data.column_choice import Columns
 from spark_elastic.data.engine import ENGINES, Reading, open_engine
 from spark_elastic.data.engine_loader import EngineLoader
-from spark_elastic.data.filesystem import Urls, as_urls, locate
+from spark_elastic.data.filesystem import Location, Urls, as_urls, locate
 from spark_elastic.data.filters import Filters, RowFilter
 from spark_elastic.data.manifest import Manifest, read_manifest
 from spark_elastic.data.ngram import NGram
 from spark_elastic.data.ngram_engine import NGramEngine, WindowFinder
-from spark_elastic.data.order import choose_spec, describe
+from spark_elastic.data.order import OrderSpec, choose_spec, describe
 from spark_elastic.data.pinning import key_of, pin
 from spark_elastic.data.plan import BatchPlan, check_switches
 from spark_elastic.data.predicates import PredicateBase
@@ -123,23 +123,13 @@ class ParquetLoader(EngineLoader):
         if rowgroup_selector is not None:
             selection = Selection(self.manifest, locations, rowgroup_selector)
             self.manifest = selection.of(_once("selection", self.manifest, selection.key, selection.find))
-        row_filter = None if filters is None and predicate is None else RowFilter(self.manifest, filters, predicate)
-        rows = self.manifest.rows
-        if row_filter is not None:
-            count = functools.partial(row_filter.count, self.manifest, locations)
-            rows = row_filter.expect(_once("filter", self.manifest, row_filter.key, count))
-        if ngram is not None and not isinstance(ngram, NGram):
-            raise ValueError(f"ngram must be an NGram, not {ngram!r}")
-        if ngram is not None and transform is None:
-            if columns is not None:
-                raise ValueError("give columns= or ngram=, whose fields say which columns are read, not both")
-            columns = ngram.columns
+        row_filter, rows = _filtered(self.manifest, locations, filters, predicate)
         if shards is not None and callable(transform) and engine == "arrow":
             transform = _WithoutRandomness(transform)
         reading = Reading(
             manifest=self.manifest,
             locations=locations,
-            columns=columns,
+            columns=_columns_to_read(columns, ngram, transform),
             row_filter=row_filter,
             transform=transform,
             options=engine_options,
@@ -151,12 +141,11 @@ class ParquetLoader(EngineLoader):
             rows = np.frombuffer(_once("windows", self.manifest, finder.key, finder.count), "<i8")
             source = NGramEngine(finder, source)
         if total and not rows.any():
-            choices = (rowgroup_selector, filters, predicate, ngram)
-            names = ("rowgroup_selector=", "filters=", "predicate=", "ngram=")
-            causes = " and ".join(name for name, choice in zip(names, choices, strict=True) if choice is not None)
+            given = {"rowgroup_selector": rowgroup_selector, "filters": filters, "predicate": predicate, "ngram": ngram}
+            causes = " and ".join(f"{name}=" for name, choice in given.items() if choice is not None)
             text = f"{self.manifest.name}: {causes} left none of its {total} rows: the loader has no batches"
             warnings.warn(text, stacklevel=2)
-        if columns is not None and not columns and not with_row_ids:
+        if reading.columns is not None and not reading.columns and not with_row_ids:
             raise ValueError("columns=[] names no column; with with_row_ids=True it would be enough")
         decoded = source.row_bytes
         row_bytes = _estimate_row_bytes(self.manifest, ngram, decoded)
@@ -168,20 +157,9 @@ class ParquetLoader(EngineLoader):
             shuffle_rows=shuffle_rows,
             row_bytes=row_bytes,
         )
-        identity = {
-            "kind": "parquet",
-            "dataset": self.manifest.fingerprint,
-            **({"content": self.manifest.content} if self.manifest.content else {}),
-            **({} if ngram is None else {"ngram": ngram.describe()}),
-            "filters": row_filter.text if row_filter else "",
-            "rows": int(rows.sum()),
-            "seed": seed,
-            "shuffle": shuffle,
-            "order": describe(spec),
-        }
         super().__init__(
             RowGroupTracker(rows, spec, plan),
-            identity,
+            _identity(self.manifest, ngram, row_filter, rows, spec),
             source,
             self.manifest.where,
             row_bytes=decoded if decoded and transform is None else row_bytes,
@@ -212,6 +190,45 @@ def _read_manifest_once(urls: tuple[str, ...], storage_options: Mapping[str, obj
     """Read the dataset's manifest once for the whole job."""
     key = f"data/manifest/{json.dumps(urls)}/{key_of(storage_options)}"
     return Manifest.decode(pin(key, lambda: read_manifest(urls, storage_options=storage_options).encode()))
+
+
+def _filtered(
+    manifest: Manifest, locations: Sequence[Location], filters: Filters, predicate: PredicateBase | None
+) -> tuple[RowFilter | None, np.ndarray]:
+    """Return the filter of rows, if there is one, and how many rows of each row group pass it: int64 [row groups]."""
+    if filters is None and predicate is None:
+        return None, manifest.rows
+    row_filter = RowFilter(manifest, filters, predicate)
+    count = functools.partial(row_filter.count, manifest, locations)
+    return row_filter, row_filter.expect(_once("filter", manifest, row_filter.key, count))
+
+
+def _columns_to_read(columns: Columns, ngram: NGram | None, transform: object) -> Columns:
+    """Return the columns that the user gives, or those of the windows. Raises ValueError if both are given."""
+    if ngram is not None and not isinstance(ngram, NGram):
+        raise ValueError(f"ngram must be an NGram, not {ngram!r}")
+    if ngram is None or transform is not None:
+        return columns
+    if columns is not None:
+        raise ValueError("give columns= or ngram=, whose fields say which columns are read, not both")
+    return ngram.columns
+
+
+def _identity(
+    manifest: Manifest, ngram: NGram | None, row_filter: RowFilter | None, rows: np.ndarray, spec: OrderSpec
+) -> dict[str, object]:
+    """Return what a saved position is recognized by."""
+    return {
+        "kind": "parquet",
+        "dataset": manifest.fingerprint,
+        **({"content": manifest.content} if manifest.content else {}),
+        **({} if ngram is None else {"ngram": ngram.describe()}),
+        "filters": row_filter.text if row_filter else "",
+        "rows": int(rows.sum()),
+        "seed": spec.seed,
+        "shuffle": spec.shuffle,
+        "order": describe(spec),
+    }
 
 
 def _estimate_row_bytes(manifest: Manifest, ngram: NGram | None, decoded: float) -> float:
