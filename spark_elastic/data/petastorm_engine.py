@@ -12,6 +12,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 
 import cloudpickle
 import numpy as np
@@ -62,8 +63,8 @@ class PetastormEngine:
     row_bytes = 0.0
 
     def __init__(self, reading: Reading) -> None:
-        manifest, transform, options = reading.manifest, reading.transform, reading.options or {}
-        unknown = sorted(set(options) - set(_OPTIONS))
+        manifest, transform = reading.manifest, reading.transform
+        unknown = sorted(set(reading.options or {}) - set(_OPTIONS))
         if unknown:
             raise ValueError(f"engine_options must be among {', '.join(_OPTIONS)}, not {', '.join(unknown)}")
         if transform is not None and not hasattr(transform, "edit_fields"):
@@ -77,10 +78,8 @@ class PetastormEngine:
                 f"no column of {manifest.name} has numbers that Petastorm reads ({manifest.schema.names}); give a "
                 "transform=, or use engine='arrow'"
             )
+        self._reading = replace(reading, options=dict(reading.options or {}))
         self._filter = reading.row_filter
-        self._transform = transform
-        self._options = dict(options)
-        self._storage_options = reading.storage_options
         self._source = Source(manifest, reading.locations)
         self._location = reading.locations[0]
         self._process = os.getpid()
@@ -150,7 +149,7 @@ class PetastormEngine:
             raise DataError(f"{where}: Petastorm delivered {len(numbers)} rows of {len(index)}")
         if not np.array_equal(numbers, np.arange(len(index))):
             raise DataError(f"{where}: Petastorm delivered its rows out of order")
-        if self._transform is None:
+        if self._reading.transform is None:
             missing = [name for name in self._columns if name not in columns]
             if missing:
                 raise DataError(f"{where}: Petastorm delivered no column {missing[0]!r}; use engine='arrow'")
@@ -195,7 +194,7 @@ class PetastormEngine:
     def _cache_key(self) -> str:
         """Return a prefix that identifies cache entries, because Petastorm's own keys contain only a row group's location."""
         rows = self._filter.text if self._filter is not None else ""
-        made_of = cloudpickle.dumps((self._manifest.fingerprint, self._columns, rows, self._transform))
+        made_of = cloudpickle.dumps((self._manifest.fingerprint, self._columns, rows, self._reading.transform))
         return hashlib.blake2b(made_of, digest_size=16).hexdigest()
 
     def _start(self) -> PieceReader:
@@ -204,15 +203,7 @@ class PetastormEngine:
         self._process = os.getpid()
         self._asked.clear()
         self._arrived.clear()
-        self._reader = open_reader(
-            f"file://{self._location.root}" if self._location.local else self._manifest.urls[0],
-            self._columns,
-            own_format=bool(self._manifest.unischema),
-            transform=self._transform,
-            cache_key=self._cache_key,
-            options=self._options,
-            storage_options=self._storage_options,
-        )
+        self._reader = open_reader(self._reading, self._columns, self._cache_key)
         places = {(group.path, group.ordinal): index for index, group in enumerate(self._manifest)}
         prefix = self._location.root.rstrip("/")
         for number, piece in enumerate(self._reader.pieces):

@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from spark_elastic._text import shown, without_secrets
+from spark_elastic.data.engine import Reading
 from spark_elastic.errors import DataError
 
 INSTALL = "pip install 'spark-elastic[petastorm]' in an environment of its own (it needs pyarrow<15 and numpy<2)"
@@ -56,7 +57,6 @@ from petastorm.workers_pool.ventilator import Ventilator  # noqa: E402
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
-    from petastorm.transform import TransformSpec
     from petastorm.workers_pool.worker_base import WorkerBase
     from zmq import Poller
 
@@ -245,24 +245,17 @@ class PieceReader(Reader):
         return self._workers_pool.get_results()
 
 
-def open_reader(
-    url: str,
-    columns: Sequence[str],
-    *,
-    own_format: bool,
-    transform: TransformSpec | None,
-    cache_key: Callable[[], str],
-    options: Mapping[str, object],
-    storage_options: Mapping[str, object] | None,
-) -> PieceReader:
+def open_reader(reading: Reading, columns: Sequence[str], cache_key: Callable[[], str]) -> PieceReader:
     """Start the workers. Raises ``DataError`` if they do not start. Suppresses Petastorm's own warnings.
 
-    ``own_format`` says that the dataset has a Unischema. The result of ``cache_key`` prefixes the names of all cache entries.
+    The result of ``cache_key`` prefixes the names of all cache entries.
     """
+    location, options, own_format = reading.locations[0], reading.options or {}, bool(reading.manifest.unischema)
+    url = f"file://{location.root}" if location.local else reading.manifest.urls[0]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         filesystem, path = get_filesystem_and_path_or_paths(
-            url, hdfs_driver=options.get("hdfs_driver", "libhdfs3"), storage_options=storage_options
+            url, hdfs_driver=options.get("hdfs_driver", "libhdfs3"), storage_options=reading.storage_options
         )
         pool = _pool(options, own_format)
         try:
@@ -273,7 +266,7 @@ def open_reader(
                 reader_pool=pool,
                 worker_class=IdentifiedDictWorker if own_format else IdentifiedArrowWorker,
                 cache=_cache(options, cache_key),
-                transform_spec=transform,
+                transform_spec=reading.transform,
                 is_batched_reader=not own_format,
                 shuffle_row_groups=False,
             )
