@@ -1,4 +1,4 @@
-"""Finds mistakes before Spark jobs start, by one training step on the driver with a few rows, made up or real."""
+"""Finds mistakes before Spark jobs start, by calls of the network on the driver with a few rows, made up or real."""
 
 from __future__ import annotations
 
@@ -11,15 +11,12 @@ from dataclasses import replace
 import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from spark_elastic.estimator.expectations import check_labels, check_mean, check_output
 from spark_elastic.estimator.frame import Facts
-from spark_elastic.estimator.layout import Layout, outputs_of, side_by_side
-from spark_elastic.estimator.objective import Objective, refuse_ignored
+from spark_elastic.estimator.layout import Layout, side_by_side
 from spark_elastic.estimator.plan import StepPlan
 from spark_elastic.estimator.schedules import Course, make_scheduler
-from spark_elastic.estimator.shapes import name_of, shown_shape
+from spark_elastic.estimator.shapes import shown_shape
 from spark_elastic.estimator.steps import make_optimizer
-from spark_elastic.worker.module_registers import same_values
 
 # An odd number of rows, which is unlikely to be a layer's number of features.
 ROWS = 7
@@ -63,79 +60,14 @@ def with_extremes(batch: Mapping[str, torch.Tensor], names: Iterable[str], facts
     return found
 
 
-def try_model(
-    model: torch.nn.Module,
-    layout: Layout,
-    objective: Objective | None,
-    batch: dict[str, torch.Tensor],
-    *,
-    labels_known: bool,
-    is_weighted: bool = False,
-    is_sharded: bool = False,
-) -> tuple[Layout, Objective | None, bool]:
-    """Call a copy of the model and its losses on a batch, and compute gradients.
-
-    Return a layout and an objective that fit each other, and whether some trained parameters got no gradient.
-
-    A model that does not take scalars as [rows] gets them as [rows, 1]. A model that takes fewer arguments than there are
-    columns gets these side by side as [rows, numbers]. labels_known: whether the labels are real. is_weighted: whether rows
-    have different weights. is_sharded: whether losses are called for one shard after another. Raises ValueError if the model
-    cannot be called, or if its outputs do not fit labels and losses.
-    """
-    outputs, layout, tried = try_layouts(model, layout, batch)
-    found = outputs_of(outputs, layout)
-    if objective is None:
-        return layout, None, False
-    trial = copy.deepcopy(objective)
-    try:
-        pairs = trial.pairs(layout, outputs, batch)
-        if labels_known:
-            for place, (loss, output, label) in enumerate(pairs):
-                check_labels(loss, output, label, _listed(layout.labels if len(pairs) == 1 else [layout.labels[place]]))
-            if len(pairs) > 1:
-                refuse_ignored(pairs, layout.labels)
-        rows = len(next(iter(batch.values())))
-        weight = batch[layout.weight].float() if layout.weight else torch.ones(rows) if is_weighted else None
-        total = trial.loss(pairs, weight)
-    except Exception as error:
-        raise ValueError(
-            f"labels do not fit the loss: {error} (label columns {', '.join(_of(batch, layout.labels))}; "
-            f"outputs {', '.join(map(shown_shape, found))})"
-        ) from error
-    for loss, output, _ in pairs:
-        check_output(loss, output)
-    if not total.requires_grad:
-        raise ValueError(
-            "nothing can be learnt, because the loss has no gradient: frozen parameters, detach(), argmax and torch.no_grad() "
-            "leave none"
-        )
-    total.backward()
-    if is_sharded:
-        _refuse_changed_buffers(objective.losses, trial.losses)
-    for loss, output, label in pairs:  # these call a loss again, which may change what its gradient is made of
-        check_mean(loss, output.detach(), label)
-    replace(trial, count=len(pairs)).check_metrics(layout, pairs)
-    unused = any(parameter.requires_grad and parameter.grad is None for parameter in tried.parameters())
-    return layout, replace(objective, count=len(pairs)), unused
-
-
-def _refuse_changed_buffers(losses: Sequence[object], tried: Sequence[object]) -> None:
-    for loss, called in zip(losses, tried, strict=True):
-        if isinstance(loss, torch.nn.Module) and isinstance(called, torch.nn.Module):
-            present = dict(called.named_buffers())
-            for name, buffer in loss.named_buffers():
-                if name not in present or not same_values(present[name], buffer):
-                    raise ValueError(
-                        f"deterministic=True has each worker compute some shards of a batch, and {name_of(loss)} changes its "
-                        f"buffer {name} from shard to shard: make it a part of the network, whose buffers are kept, and call "
-                        "it in a trainStep"
-                    )
-
-
 def try_layouts(
     model: torch.nn.Module, layout: Layout, batch: dict[str, torch.Tensor]
 ) -> tuple[object, Layout, torch.nn.Module]:
-    """Call a copy of the model. Return its result, the layout with which the call succeeded, and the copy."""
+    """Call a copy of the model. Return its result, the layout with which the call succeeded, and the copy.
+
+    A model that does not take scalars as [rows] gets them as [rows, 1]. A model that takes fewer arguments than there are
+    columns gets these side by side as [rows, numbers]. Raises ValueError if the model cannot be called.
+    """
     scalar = tuple(
         replace(entry, expand=entry.name is None and not entry.categorical and batch[entry.columns[0]].dim() == 1)
         for entry in layout.inputs
@@ -154,7 +86,7 @@ def try_layouts(
     taken = [each for each in failures if _takes(model, each[0], batch)]
     tried_layout, failure = (taken or failures)[0]
     reason = str(failure) if taken else _refusal(model, failure)
-    columns = ", ".join(_of(batch, layout.features))
+    columns = ", ".join(described(batch, layout.features))
     if tried_layout is together is not layout:
         columns += f", side by side in one argument {shown_shape(together.inputs[0].tensor(batch))}"
     raise ValueError(
@@ -218,9 +150,6 @@ def widths_of(outputs: Sequence[torch.Tensor]) -> list[int]:
     return [int(output[0].numel()) if output[0].numel() > 1 else 0 for output in outputs]
 
 
-def _listed(columns: Sequence[str]) -> str:
-    return f"column {columns[0]!r}" if len(columns) == 1 else f"columns {', '.join(map(repr, columns))}"
-
-
-def _of(batch: Mapping[str, torch.Tensor], names: Iterable[str]) -> list[str]:
+def described(batch: Mapping[str, torch.Tensor], names: Iterable[str]) -> list[str]:
+    """Describe columns of a batch by name, shape and type."""
     return [f"{name} {shown_shape(batch[name])} {str(batch[name].dtype).removeprefix('torch.')}" for name in names]

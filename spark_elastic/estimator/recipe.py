@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
 
-from spark_elastic.estimator.expectations import check_output
+from spark_elastic.estimator.expectations import check_labels, check_mean, check_output
 from spark_elastic.estimator.frame import Facts
 from spark_elastic.estimator.layout import Layout, outputs_of
-from spark_elastic.estimator.objective import Objective, ignores, is_cross_entropy, weighs_labels
+from spark_elastic.estimator.objective import Objective, ignores, is_cross_entropy, refuse_ignored, weighs_labels
 from spark_elastic.estimator.plan import StepPlan
-from spark_elastic.estimator.preflight import try_layouts, try_model
-from spark_elastic.estimator.shapes import name_of
+from spark_elastic.estimator.preflight import described, try_layouts
+from spark_elastic.estimator.shapes import name_of, shown_shape
+from spark_elastic.worker.module_registers import same_values
 
 
 @dataclass(frozen=True)
@@ -47,17 +48,7 @@ class Recipe:
         if not self.on_cpu:
             return self._called_on(batch) if labels_known else self
         with own_randomness(0):
-            batch = self.transform(batch) if self.transform else batch
-            layout, objective, unused = try_model(
-                self.network,
-                self.layout,
-                self.objective,
-                batch,
-                labels_known=labels_known,
-                is_weighted=self.is_weighted,
-                is_sharded=self.is_sharded,
-            )
-        return replace(self, layout=layout, objective=objective, has_unused=unused)
+            return self._stepped_on(self.transform(batch) if self.transform else batch, labels_known)
 
     def _called_on(self, batch: dict[str, torch.Tensor]) -> Recipe:
         """Call the network in evaluation mode, and return the recipe with the layout that it takes."""
@@ -65,6 +56,45 @@ class Recipe:
             outputs, layout, _ = try_layouts(copy.deepcopy(self.network).eval(), self.layout, batch)
         objective = self.objective and self.objective.for_outputs(layout, len(outputs_of(outputs, layout)))
         return replace(self, layout=layout, objective=objective)
+
+    def _stepped_on(self, batch: dict[str, torch.Tensor], labels_known: bool) -> Recipe:
+        """Call a copy of the network and its losses, compute gradients, and return the recipe with what that has shown."""
+        outputs, layout, tried = try_layouts(self.network, self.layout, batch)
+        found = outputs_of(outputs, layout)
+        if self.objective is None:
+            return replace(self, layout=layout, has_unused=False)
+        trial = copy.deepcopy(self.objective)
+        try:
+            pairs = trial.pairs(layout, outputs, batch)
+            if labels_known:
+                for place, (loss, output, label) in enumerate(pairs):
+                    named = layout.labels if len(pairs) == 1 else layout.labels[place : place + 1]
+                    check_labels(loss, output, label, _listed(named))
+                if len(pairs) > 1:
+                    refuse_ignored(pairs, layout.labels)
+            rows = len(next(iter(batch.values())))
+            weight = batch[layout.weight].float() if layout.weight else torch.ones(rows) if self.is_weighted else None
+            total = trial.loss(pairs, weight)
+        except Exception as error:
+            raise ValueError(
+                f"labels do not fit the loss: {error} (label columns {', '.join(described(batch, layout.labels))}; "
+                f"outputs {', '.join(map(shown_shape, found))})"
+            ) from error
+        for loss, output, _ in pairs:
+            check_output(loss, output)
+        if not total.requires_grad:
+            raise ValueError(
+                "nothing can be learnt, because the loss has no gradient: frozen parameters, detach(), argmax and "
+                "torch.no_grad() leave none"
+            )
+        total.backward()
+        if self.is_sharded:
+            _refuse_changed_buffers(self.objective.losses, trial.losses)
+        for loss, output, label in pairs:  # these call a loss again, which may change what its gradient is made of
+            check_mean(loss, output.detach(), label)
+        replace(trial, count=len(pairs)).check_metrics(layout, pairs)
+        unused = any(parameter.requires_grad and parameter.grad is None for parameter in tried.parameters())
+        return replace(self, layout=layout, objective=replace(self.objective, count=len(pairs)), has_unused=unused)
 
     def check_evaluation(self, batch: dict[str, torch.Tensor]) -> None:
         """Raise ValueError if losses would misinterpret the network's outputs in evaluation mode."""
@@ -122,6 +152,23 @@ class Recipe:
         if self.objective is None or self.transform is not None or self.steps.train_step is not None:
             return ()
         return self.objective.class_labels(self.layout, outputs)
+
+
+def _refuse_changed_buffers(losses: Sequence[object], tried: Sequence[object]) -> None:
+    for loss, called in zip(losses, tried, strict=True):
+        if isinstance(loss, torch.nn.Module) and isinstance(called, torch.nn.Module):
+            present = dict(called.named_buffers())
+            for name, buffer in loss.named_buffers():
+                if name not in present or not same_values(present[name], buffer):
+                    raise ValueError(
+                        f"deterministic=True has each worker compute some shards of a batch, and {name_of(loss)} changes its "
+                        f"buffer {name} from shard to shard: make it a part of the network, whose buffers are kept, and call "
+                        "it in a trainStep"
+                    )
+
+
+def _listed(columns: Sequence[str]) -> str:
+    return f"column {columns[0]!r}" if len(columns) == 1 else f"columns {', '.join(map(repr, columns))}"
 
 
 _one_generator = threading.Lock()
