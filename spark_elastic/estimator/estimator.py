@@ -144,11 +144,11 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
         if made_up is not None:
             recipe = recipe.checked_on(made_up, labels_known=False)
         with self._opened_store(session) as store:
-            run_id, resumable = self._run_id(), self.value("runId") is not None
+            resumable = self.value("runId") is not None
             # Data in a temporary store are never looked up again, so rows need not be hashed.
             known_again = resumable or (self.value("reuseData") and not store.temporary)
             identity = identity_of(wanted) if known_again else f"new-{secrets.token_hex(8)}"
-            record = RunRecord(run_id, identity, describe_params(self, wants_epochs(recipe.steps)), version=VERSION)
+            record = self._record(recipe, identity)
             # The same rows by another plan, with other settings, or in another release of Spark are the run's data, too.
             known = check_run(store, record, partial(is_written, wanted, store)) if resumable else None
             with written(
@@ -195,9 +195,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
             plan = plan_data(self, (url, validation_url), options, True)
             urls = [each for each in (plan.training_url, plan.validation_url) if each]
             identity = "/".join(identity_of_files(each, options or None) for each in urls)
-            record = RunRecord(
-                self._run_id(), identity, describe_params(self, wants_epochs(recipe.steps)), version=VERSION
-            )
+            record = self._record(recipe, identity)
             known = check_run(store, record)
             record = record.with_batch(known.batch if known else {})
             return self._train(session, store, record, plan, recipe, sizes, {})
@@ -351,8 +349,9 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
         trained: Trained = next(result for result in results if result is not None)
         return trained
 
-    def _run_id(self) -> str:
-        return self.value("runId") or f"{type(self).__name__}-{secrets.token_hex(6)}"
+    def _record(self, recipe: Recipe, identity: str) -> RunRecord:
+        run_id = self.value("runId") or f"{type(self).__name__}-{secrets.token_hex(6)}"
+        return RunRecord(run_id, identity, describe_params(self, wants_epochs(recipe.steps)), version=VERSION)
 
     @contextmanager
     def _opened_store(self, session: SparkSession) -> Iterator[Store]:

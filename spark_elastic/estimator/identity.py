@@ -5,6 +5,8 @@ or ORC files, ranges, and the steps and expressions that are listed here, which 
 consists of the plan, the session's settings, and the files' sizes and times; no data are read. Anything else may hide something:
 a reader's parsing, a function, a view, a cache, a connector, random numbers. The rows of such DataFrames are hashed in one
 pass, independently of their order. A dataset that is trained on in place is identified by its files' footers and times.
+
+An identity is a string that begins with what it was made from: ``plan-``, ``rows-``, ``files-``, or ``new-`` where it is random.
 """
 
 from __future__ import annotations
