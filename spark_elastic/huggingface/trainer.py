@@ -89,9 +89,13 @@ class ElasticTrainer(Trainer):
         if loader is None:
             loader = self._loader_of_dataset(global_batch_size)
         refuse_loader(loader)
-        # This is done once, for the steps of the whole training: the Trainer would create a new scheduler in each world.
+        # This is done once, for the steps of the whole training: the Trainer would create them anew in each world.
         self.create_optimizer_and_scheduler(self.set_initial_training_values(self.args, loader)[-1])
         self._created_lr_scheduler = False
+        self._created_lr_scheduler = False
+        created: Any = self
+        created.create_optimizer = lambda *_, **__: self.optimizer
+        created.create_scheduler = lambda *_, **__: self.lr_scheduler
         kept: dict[str, Any] = {"optimizer": self.optimizer, "scheduler": self.lr_scheduler, "progress": None}
         if self.accelerator.scaler is not None:
             kept["scaler"] = self.accelerator.scaler

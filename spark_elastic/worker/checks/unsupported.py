@@ -19,6 +19,7 @@ from spark_elastic.worker.checks.user_frames import depth_of_user
 
 # Torch's classes that divide a model among ranks, so that no rank could send the whole of it to a newcomer.
 _SHARDED = ("ZeroRedundancyOptimizer", "FullyShardedDataParallel")
+_SHAPELESS = "a parameter that has no shape before the model's first call"
 _DTENSOR = "a DTensor, as FSDP and tensor parallelism make them"
 _METRIC = "a torchmetrics metric whose values its state dict leaves out"
 _PARTIAL_METRIC = "a torchmetrics metric, of this rank's rows only"
@@ -32,6 +33,7 @@ _HOW_TO_DIVIDE = (
 )
 # The rest of the sentence, by the kind of object.
 _ADVICE = {
+    _SHAPELESS: ", which a State does not support: call the model once, with a batch, before it is wrapped",
     _DTENSOR: _DENSE + _HOW_TO_DIVIDE,
     "torch's FullyShardedDataParallel": _DENSE + _HOW_TO_DIVIDE,
     "torch's ZeroRedundancyOptimizer": (
@@ -57,7 +59,7 @@ def why_unsupported(value: object) -> str | None:
     if kind.__name__ == "DTensor" and isinstance(value, getattr(sys.modules.get(kind.__module__), "DTensor", ())):
         return _DTENSOR
     if torch.nn.parameter.is_lazy(value):
-        return "a parameter that has no shape before the model's first call"
+        return _SHAPELESS
     if value.is_nested:
         return "a nested tensor"
     if value.is_quantized:

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import torch
 from huggingface_training import BATCH, Plain, Untold, Words, train, trainer_of
+from transformers import TrainingArguments
 
 from spark_elastic.data import ElasticDataLoader
+from spark_elastic.huggingface import ElasticTrainer
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -46,6 +48,35 @@ def test_a_model_is_not_tried_with_ignored_labels_unless_the_data_have_some() ->
     trainer = trainer_of({"num_train_epochs": 1, "report_to": []}, model=Strict(), train_dataset=rows)
     trainer.train()
     assert (trainer.state.global_step, trainer._averages_labels) == (2, None)
+
+
+class Own(ElasticTrainer):
+    """Creates an optimizer and a scheduler of its own, as the Trainer's documentation suggests."""
+
+    def create_optimizer(self, model: Any = None) -> Any:
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.5)
+        return self.optimizer
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(
+            self.optimizer, lambda step: 1 - step / num_training_steps
+        )
+        return self.lr_scheduler
+
+
+def test_an_optimizer_and_a_scheduler_of_a_subclass_are_created_once_for_all_worlds() -> None:
+    rows = [{"words": torch.arange(8), "labels": torch.arange(8)} for _ in range(8)]
+    trainer = Own(
+        model=Untold(),
+        args=TrainingArguments(num_train_epochs=1, report_to=[], use_cpu=True, save_strategy="no"),
+        train_dataset=rows,
+        global_batch_size=4,
+    )
+    created = trainer.optimizer, trainer.lr_scheduler
+    trainer.train()
+    assert (trainer.elastic.optimizer, trainer.elastic.scheduler) == created
+    assert trainer.optimizer.optimizer is created[0]
+    assert created[1].last_epoch == 2
 
 
 def test_sampling_that_the_loader_does_not_have_is_refused() -> None:
