@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -45,6 +46,8 @@ _LISTED = f"{_DATASOURCES}InMemoryFileIndex"
 # Fields that the JSON of plans omits. Their content is found by other means, or does not affect the rows.
 _TOLD_APART = frozenset({"catalogTable", "evalContext", "evalMode", "relation", "session", "stream"})
 _LITERALS = ("boolean", "byte", "date", "decimal", "double", "float", "integer", "long", "short", "string", "timestamp")
+# Where an object of Java is, which is in the text of a function's column, and differs each time.
+_ADDRESS = re.compile(r"@[0-9a-f]+")
 # Settings that change how rows are computed, but not the rows themselves.
 _OF_SPEED = (
     "spark.sql.adaptive.", "spark.sql.autoBroadcastJoinThreshold", "spark.sql.catalogImplementation", "spark.sql.codegen.",
@@ -73,7 +76,8 @@ def identity_by_plan(frame: DataFrame, columns: Sequence[Column]) -> str | None:
         return None
     if None in relations:
         return None
-    return "plan-" + _digest(plan, relations, list(map(str, columns)), selected.schema.json(), _settings(frame))
+    shown = [_ADDRESS.sub("", str(each)) for each in columns]
+    return "plan-" + _digest(plan, relations, shown, selected.schema.json(), _settings(frame))
 
 
 def identity_by_rows(selected: DataFrame) -> str:

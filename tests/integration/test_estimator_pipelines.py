@@ -349,6 +349,12 @@ def test_files_are_known_again_by_their_plan_sizes_and_times(
     VectorAssembler(inputCols=["a"], outputCol="vector").transform(frame).write.parquet(str(tmp_path / "vectors"))
     vectors = spark.read.parquet(str(tmp_path / "vectors"))
     assert identity_of(Wanted(vectors, ["vector"], Split(), 4)).startswith("plan-")
+    frame.select(f.encode(f.col("a").cast("string"), "utf-8").alias("bytes")).write.parquet(str(tmp_path / "bytes"))
+    by_bytes = [
+        identity_of(Wanted(spark.read.parquet(str(tmp_path / "bytes")), ["bytes"], Split(), 4)) for _ in range(2)
+    ]
+    assert by_bytes[0].startswith("plan-")
+    assert by_bytes[0] == by_bytes[1]
 
     settings = {"spark.sql.session.timeZone": "Asia/Tokyo", "spark.sql.ansi.enabled": "false", "spark.sql.caseSensitive": "true",
                 "spark.sql.parquet.int96RebaseModeInRead": "LEGACY", "spark.sql.shuffle.partitions": "3"}  # fmt: skip
