@@ -256,7 +256,8 @@ def make_session(master: str | None, conf: dict[str, str]) -> Any:
 
 def end_session(session: Any) -> None:
     """Stop Spark. A server that is gone is not tried again and again: by default, pyspark does so for minutes."""
-    if is_connect(session) and find_end(session):
+    # Before Spark 4, nothing is asked of the server.
+    if is_connect(session) and hasattr(session.client, "set_retry_policies") and find_end(session):
         session.client.set_retry_policies([])
     session.stop()
 

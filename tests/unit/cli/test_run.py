@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 import spark_elastic
 from spark_elastic.cli import main
-from spark_elastic.cli.run import ending_at_ctrl_c, make_session
+from spark_elastic.cli.run import end_session, ending_at_ctrl_c, make_session
 from spark_elastic.cli.script import find_target
 from spark_elastic.protocol.messages import Member
 from spark_elastic.worker import scripts
@@ -126,6 +126,24 @@ def test_a_spark_connect_server_that_is_not_there_is_an_error_within_seconds(tmp
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 2
     assert f"no job can begin: the Spark Connect server at 127.0.0.1:{port} is gone" in ended.stderr
+
+
+def test_a_client_of_spark_3_5_whose_server_is_gone_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its retries cannot be switched off. It does not tell the server that it stops."""
+
+    class Session:
+        is_stopped = False
+
+        def stop(self) -> None:
+            self.is_stopped = True
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        endpoint = f"127.0.0.1:{server.getsockname()[1]}"
+    session: Any = Session()
+    session.client = SimpleNamespace(_builder=SimpleNamespace(endpoint=endpoint))
+    monkeypatch.setitem(sys.modules, "pyspark.sql.connect.session", SimpleNamespace(SparkSession=Session))  # type: ignore[arg-type]
+    end_session(session)
+    assert session.is_stopped
 
 
 @pytest.mark.parametrize("command", [["run", "nothing.py"], ["doctor"]], ids=["run", "doctor"])
