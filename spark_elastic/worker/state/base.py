@@ -152,7 +152,7 @@ class State(ABC):
             check_metrics(metrics)
         else:
             job.reporter.metrics(self._commits.steps, metrics)
-            self._commits.reported(self, metrics)
+            self._commits.reported(metrics)
 
     # ------------------------------------------------------------------ for @elastic
     # The attributes of a State are the user's, so the names of ours begin with an underscore. The methods from here on are an

@@ -141,14 +141,16 @@ def test_a_rank_that_leaves_the_function_holds_its_last_commit(stage: Stage, cop
 
 
 def test_a_commit_that_is_to_be_written_is_waited_for_and_others_are_not(stage: Stage, copies: list[Copy]) -> None:
-    state = begun(stage)
     written: list[Any] = []
     stage.checkpoints = checkpoints = SimpleNamespace(
+        metric=None,
         asked=False,
+        restore=lambda device: None,
         ask=lambda: setattr(checkpoints, "asked", True),
         is_due=lambda: checkpoints.asked,
         begin=lambda commit, copies: written.append((commit, copies.current.content()["steps"])),
     )
+    state = begun(stage)
     commit(state, 2)
     assert not copies[-1].is_made()
     assert not written
