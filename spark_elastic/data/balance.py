@@ -28,7 +28,7 @@ class Timing:
     """Each rank's microseconds for its share ``before``, and its share from now on, often the same.
 
     unit: "rows" or "shards". period: this rank's microseconds from one step to the next; 0 if not known. rows: the rows of a
-    full step.
+    full step. fixed: this rank's microseconds for what follows its gradients, which do not depend on its share.
     """
 
     before: tuple[int, ...]
@@ -37,6 +37,7 @@ class Timing:
     unit: str
     period: int
     rows: int
+    fixed: int
 
 
 class Balancer:

@@ -1,7 +1,8 @@
 """Stopwatch: times this rank's share of a step, both without and with the time that it waits for other ranks.
 
-A step is timed from the request for its batch, so that reading counts, until its gradients are computed and ranks begin to wait
-for each other, without what it has waited for collectives until then. Its period ends with the request for the next batch.
+A step lasts from the request for its batch to the request for the next one. So reading, the optimizer and the commit count:
+others wait for all of it at the next gradients. Steps without gradients do not count. What follows the gradients, which takes as
+long with fewer rows, is also timed by itself.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class Stopwatch:
     def clear(self) -> None:
         """Forget all timed steps, because the steps from now on are different."""
         self._steps: deque[float] = deque(maxlen=MOST_STEPS)
+        self._fixed: deque[float] = deque(maxlen=MOST_STEPS)
         self._periods: deque[float] = deque(maxlen=MOST_STEPS)
         self._cleared_at = self._clock()
         self.drop()
@@ -40,8 +42,8 @@ class Stopwatch:
     def drop(self) -> None:
         """Discard the current step, because it is not representative."""
         self._started_at: float | None = None
-        # The seconds of the step so far in which this rank has computed; None if it has no gradients yet.
-        self._busy: float | None = None
+        # The seconds of the step so far in which this rank has computed its gradients; None if it has none yet.
+        self._until_gradients: float | None = None
         self._waited, self._waits_since = 0.0, self._clock()
         _running.discard(self)
 
@@ -50,16 +52,17 @@ class Stopwatch:
         now = self._clock()
         if self._started_at is not None:
             self._periods.append(now - self._started_at)
-            if self._busy is not None:
-                self._steps.append(self._busy)
-        self._started_at, self._busy, self._waited = now, None, 0.0
+            if self._until_gradients is not None:
+                self._steps.append(now - self._started_at - self._waited)
+                self._fixed.append(self._steps[-1] - self._until_gradients)
+        self._started_at, self._until_gradients, self._waited = now, None, 0.0
         self._thread = threading.get_ident()
         _running.add(self)
 
-    def stop(self) -> None:
+    def note_gradients(self) -> None:
         """Note that gradients are computed. If a step computes gradients several times, the last time counts."""
         if self._started_at is not None:
-            self._busy = self._clock() - self._started_at - self._waited
+            self._until_gradients = self._clock() - self._started_at - self._waited
 
     def pause(self) -> None:
         """Note that a collective is waited for. What another thread than that of the loop waits for does not count."""
@@ -77,6 +80,10 @@ class Stopwatch:
             return 0
         return max(1, round(statistics.median(self._steps) * 1e6))
 
+    def fixed(self) -> int:
+        """Return the median of what follows the gradients in these steps, in microseconds; 0 while there are too few."""
+        return round(statistics.median(self._fixed) * 1e6) if self._are_enough(self._fixed) else 0
+
     def period(self) -> int:
         """Return the mean of the microseconds from one batch to the next since ``clear``, at least 1; 0 if there are too few.
 
@@ -93,7 +100,7 @@ class Stopwatch:
 def note_gradients() -> None:
     """Tell all running stopwatches of this process that gradients are computed."""
     for stopwatch in tuple(_running):
-        stopwatch.stop()
+        stopwatch.note_gradients()
 
 
 def note_waiting() -> None:

@@ -147,7 +147,8 @@ class WorkerRaised(msgspec.Struct, frozen=True):
 class StepsTimed(msgspec.Struct, frozen=True):
     """All ranks have timed their parts of a step: ``shares`` (rows, or shards) took so many ``microseconds``, in rank order.
 
-    ``period``: the microseconds from one step to the next; 0 if not known. ``rows``: the rows of a full step.
+    ``period``: the microseconds from one step to the next; 0 if not known. ``rows``: the rows of a full step. ``fixed``: rank
+    0's microseconds that do not depend on its share.
     """
 
     worker: int
@@ -156,6 +157,7 @@ class StepsTimed(msgspec.Struct, frozen=True):
     microseconds: tuple[int, ...]
     period: int = 0
     rows: int = 0
+    fixed: int = 0
 
 
 class ResultFlowed(msgspec.Struct, frozen=True):

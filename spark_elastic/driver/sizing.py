@@ -68,18 +68,21 @@ class Sizing:
         # What was measured in this generation.
         self._seen: list[Speed] = []
 
-    def measured(self, generation: int, rows: int, period: int, own: Sequence[int]) -> WorldSized | None:
+    def measured(
+        self, generation: int, rows: int, period: int, own: Sequence[int], fixed: int = 0
+    ) -> WorldSized | None:
         """Take a measurement of a generation. Return the decision if another size is to be tried, or if a tried size was judged.
 
         rows: the rows of a full step. period: microseconds from one step to the next; 0 if not known. own: the microseconds
-        that each rank has computed, without the time that it waited for others.
+        that each rank has computed, without the time that it waited for others. fixed: those of rank 0's that do not depend on
+        its rows, which count as waiting: fewer ranks would spend them, too.
         """
         size = len(own)
         if not (self._is_on and period > 0 and self._is_wanted(size)):
             return None
         if generation != self._generation:
             self._generation, self._seen = generation, []
-        self._seen.append(Speed(rows * 1e6 / period, max(0.0, 1 - max(own) / period)))
+        self._seen.append(Speed(rows * 1e6 / period, max(0.0, 1 - (max(own) - fixed) / period)))
         counted = self._seen[self._warm_up :]
         if len(counted) < self._measurements:
             return None

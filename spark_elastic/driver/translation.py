@@ -38,8 +38,8 @@ def event_of_worker(worker: int, message: object) -> ev.Event | None:
             return ev.GroupFormed(worker, message.generation)
         case m.WorkerReturned():
             return ev.WorkerReturned(worker, message.generation, message.commit)
-        case m.StepsTimed(generation, shares, microseconds, period, rows):
-            return ev.StepsTimed(worker, generation, shares, microseconds, period, rows)
+        case m.StepsTimed(generation, shares, microseconds, period, rows, fixed):
+            return ev.StepsTimed(worker, generation, shares, microseconds, period, rows, fixed)
         case m.WorkerRaised():
             return ev.WorkerRaised(worker, message.error, message.where, message.traceback, message.fatal, message.kind)
     return None

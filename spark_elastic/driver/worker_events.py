@@ -186,7 +186,7 @@ def steps_timed(job: JobState, event: ev.StepsTimed) -> None:
         return  # a rank has been lost, and the world ends
     _tell_slow(job, world, event)
     _replace_slow(job, world, event)
-    sized = job.sizing.measured(event.generation, event.rows, event.period, event.microseconds)
+    sized = job.sizing.measured(event.generation, event.rows, event.period, event.microseconds, event.fixed)
     if sized is not None:
         job.record(sized)
 
@@ -229,7 +229,7 @@ def _is_credible(timed: ev.StepsTimed, world: Generation) -> bool:
         and len(timed.shares) == len(timed.microseconds) == len(world.members)
         and min(timed.shares) >= 0
         and min(timed.microseconds) > 0
-        and min(timed.period, timed.rows) >= 0
+        and min(timed.period, timed.rows, timed.fixed) >= 0
     )
 
 

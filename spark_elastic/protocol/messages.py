@@ -288,7 +288,7 @@ class StepsTimed(Message, frozen=True):
 
     ``shares`` are each rank's rows, or shards, of a step. ``microseconds`` exclude the time that a rank waited for others.
     ``period`` is the time from one step to the next in microseconds, waiting included; 0 if not known. ``rows`` are the rows of
-    a full step. Only rank 0 sends this.
+    a full step. ``fixed`` are the microseconds of rank 0's that do not depend on its share. Only rank 0 sends this.
     """
 
     generation: int
@@ -296,6 +296,7 @@ class StepsTimed(Message, frozen=True):
     microseconds: tuple[int, ...]
     period: int = 0
     rows: int = 0
+    fixed: int = 0
 
 
 class ResultFollows(Message, frozen=True):

@@ -16,6 +16,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
     fp16_compress_hook,
 )
 
+from spark_elastic.data.stopwatch import note_waited, note_waiting
 from spark_elastic.worker.job import present_world
 from spark_elastic.worker.world import translated_errors
 
@@ -61,7 +62,7 @@ class CommHook:
     def wait_for_last(cls) -> None:
         """Wait until the last bucket is reduced, if its hook sends it in several collectives. Raises what torch raises."""
         if cls._last is not None:
-            cls._last.wait()
+            _wait(cls._last)
 
     def register(self, ddp: nn.parallel.DistributedDataParallel) -> None:
         """Register the hook with the torch wrapper of the present world."""
@@ -77,7 +78,7 @@ class CommHook:
         def call(state, bucket):  # type: ignore[no-untyped-def]
             if CommHook._last is not None and not CommHook._last.done():
                 with translated_errors(present_world()):
-                    CommHook._last.wait()
+                    _wait(CommHook._last)
             future = self.hook(state, bucket)
             CommHook._last = None if self.hook in _SEND_ONCE else future
             return future
@@ -85,6 +86,14 @@ class CommHook:
         name = getattr(self.hook, "__name__", type(self.hook).__name__)
         call.__name__ = call.__qualname__ = name
         return call
+
+
+def _wait(future: torch.futures.Future[object]) -> None:
+    note_waiting()
+    try:
+        future.wait()
+    finally:
+        note_waited()
 
 
 def _attributes(value: object) -> list[tuple[str, object]]:

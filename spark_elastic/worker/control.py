@@ -11,11 +11,12 @@ import concurrent.futures
 import itertools
 import logging
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol
 
 from spark_elastic._text import as_utf8, shortened
+from spark_elastic.data.balance import Timing
 from spark_elastic.errors import ScriptFailedError, WorkerLostError, public_name
 from spark_elastic.protocol import messages as m
 from spark_elastic.protocol.connection import Connection, ConnectionLostError, encode
@@ -154,9 +155,11 @@ class ControlClient:
         """Put a fact into the job's event log; never blocks."""
         self._send(m.Reported(self.generation, report))
 
-    def steps_timed(self, shares: Sequence[int], microseconds: Sequence[int], period: int, rows: int) -> None:
-        """Tell the driver how long each rank needs for its share of a step, in rank order; never blocks."""
-        self._send(m.StepsTimed(self.generation, tuple(shares), tuple(microseconds), period, rows))
+    def steps_timed(self, timing: Timing) -> None:
+        """Tell the driver how long each rank needs for its share of a step; never blocks."""
+        self._send(
+            m.StepsTimed(self.generation, timing.before, timing.microseconds, timing.period, timing.rows, timing.fixed)
+        )
 
     def claim_fault(self, fault: int) -> bool:
         """Ask the driver whether this injected fault has strikes left, and is to strike here."""

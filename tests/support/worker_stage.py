@@ -24,7 +24,7 @@ class Stage:
     def __init__(self) -> None:
         self.control = SimpleNamespace(commit=None, beats=0, is_interrupted=False, reported=[], timed=[], generation=0)
         self.control.report = self.control.reported.append
-        self.control.steps_timed = lambda *timing: self.control.timed.append(timing)
+        self.control.steps_timed = self.control.timed.append
         self.control.vote = lambda: None
         self.reporter = Reporter(self.control.report)
         self.clock = time.monotonic

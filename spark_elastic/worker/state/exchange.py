@@ -146,7 +146,7 @@ class Exchange:
             return
         if timing.after != timing.before:
             self._job.reporter.balanced(steps, timing)
-        self._job.control.steps_timed(timing.before, timing.microseconds, timing.period, timing.rows)
+        self._job.control.steps_timed(timing)
 
     def _parts_of_loader(self) -> tuple[Accountable | None, Balanced | None]:
         """The state's loader, if it reports rows, and again, if its steps can be timed. Cached, because the check is slow."""

@@ -73,7 +73,7 @@ def test_shares_change_between_two_steps_and_every_row_counts_once(dataset: Path
     assert world.step() == [8, 8, 8]
     world.commit()
     changes = [loader.balance([1000, 1000, 3000]) for loader in world.loaders]
-    assert changes == [Timing((8, 8, 8), (10, 10, 4), (1000, 1000, 3000), "rows", period=0, rows=24)] * 3
+    assert changes == [Timing((8, 8, 8), (10, 10, 4), (1000, 1000, 3000), "rows", period=0, rows=24, fixed=0)] * 3
     assert world.step() == [10, 10, 4]
     assert [loader.balance([1000, 0, 3000]) for loader in world.loaders] == [None] * 3, "one was not timed"
     assert world.step() == [10, 10, 4]

@@ -34,15 +34,23 @@ def step(stopwatch: Stopwatch, clock: Clock, seconds: float, waiting: float = 0.
     stopwatch.start()
     clock.now += seconds
     note_gradients()
-    clock.now += waiting
+    wait(clock, waiting)
 
 
-def test_a_steps_time_ends_where_gradients_are_computed_and_others_are_waited_for(
+def wait(clock: Clock, seconds: float) -> None:
+    note_waiting()
+    clock.now += seconds
+    note_waited()
+
+
+def test_a_steps_time_has_the_optimizer_and_the_commit_in_it_and_no_waiting_for_others(
     stopwatch: Stopwatch, clock: Clock
 ) -> None:
     for _ in range(LEAST_STEPS + 1):
         step(stopwatch, clock, 0.02, waiting=0.5)
-    assert stopwatch.microseconds() == 20_000
+        clock.now += 0.003
+    assert stopwatch.microseconds() == 23_000
+    assert stopwatch.fixed() == 3_000
 
 
 def test_what_is_waited_for_in_collectives_within_a_step_does_not_count(stopwatch: Stopwatch, clock: Clock) -> None:
@@ -50,27 +58,18 @@ def test_what_is_waited_for_in_collectives_within_a_step_does_not_count(stopwatc
     for _ in range(LEAST_STEPS + 1):
         stopwatch.start()
         clock.now += 0.02
-        note_waiting()
-        clock.now += 0.7
-        note_waited()
+        wait(clock, 0.7)
         clock.now += 0.01
         note_gradients()
-        note_waiting()
-        clock.now += 0.4
-        note_waited()
+        wait(clock, 0.4)
     assert stopwatch.microseconds() == 30_000
     assert stopwatch.period() == 1_130_000
 
 
 def test_what_another_thread_waits_for_counts_as_the_loops_own_time(stopwatch: Stopwatch, clock: Clock) -> None:
-    def wait() -> None:
-        note_waiting()
-        clock.now += 0.5
-        note_waited()
-
     for _ in range(LEAST_STEPS + 1):
         stopwatch.start()
-        thread = threading.Thread(target=wait)
+        thread = threading.Thread(target=wait, args=(clock, 0.5))
         thread.start()
         thread.join()
         note_gradients()
@@ -82,7 +81,9 @@ def test_the_last_gradients_of_a_step_count(stopwatch: Stopwatch, clock: Clock) 
         step(stopwatch, clock, 1.0)
         clock.now += 1.0
         note_gradients()
-    assert stopwatch.microseconds() == 2_000_000
+        clock.now += 0.25
+    assert stopwatch.microseconds() == 2_250_000
+    assert stopwatch.fixed() == 250_000
 
 
 def test_a_few_steps_that_took_long_by_chance_do_not_count(stopwatch: Stopwatch, clock: Clock) -> None:

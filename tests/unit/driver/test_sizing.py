@@ -67,6 +67,15 @@ def settled(seconds: Callable[[int], float], most: int, least: int, waiting: flo
     raise AssertionError(f"it does not settle: {sizes}")
 
 
+def test_what_fewer_rows_would_not_shorten_counts_as_waiting() -> None:
+    """Fewer ranks would spend it, too, so they may be as fast although all are busy all the time."""
+    for fixed, limit in [(0, None), (400_000, 2)]:
+        sizing = Sizing(True, 1)
+        for _ in range(ENOUGH):
+            sizing.measured(1, ROWS, 1_000_000, (1_000_000,) * 4, fixed)
+        assert sizing.limit == limit
+
+
 @given(
     st.dictionaries(st.integers(1, 64), st.floats(0.001, 10.0), min_size=64, max_size=64),
     st.integers(1, 64),

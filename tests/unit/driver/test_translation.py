@@ -37,7 +37,7 @@ def test_what_a_task_says_is_an_event_of_its_host(message: m.Message, event: ev.
         (m.WorldBroken(2, "a connection ended"), ev.WorldBroken(7, 2, "a connection ended")),
         (m.WorldFormed(2), ev.GroupFormed(7, 2)),
         (m.WorkerReturned(2, COMMIT), ev.WorkerReturned(7, 2, COMMIT)),
-        (m.StepsTimed(2, (8, 4), (30, 20), 40, 12), ev.StepsTimed(7, 2, (8, 4), (30, 20), 40, 12)),
+        (m.StepsTimed(2, (8, 4), (30, 20), 40, 12, 5), ev.StepsTimed(7, 2, (8, 4), (30, 20), 40, 12, 5)),
         (
             m.WorkerRaised("E: x", "a.py:3", "Traceback …", True, "DataError"),
             ev.WorkerRaised(7, "E: x", "a.py:3", "Traceback …", True, "DataError"),

@@ -6,6 +6,7 @@ import functools
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
 from spark_elastic import DistributedDataParallel, SparkElasticError
+from spark_elastic.data.stopwatch import LEAST_STEPS, Stopwatch, note_gradients
+from spark_elastic.worker.comm_hook import CommHook
 
 
 def own_hook(calls: list[int], bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -130,3 +133,20 @@ def test_a_torch_hook_state_that_holds_a_process_group_is_refused_with_the_line_
     state = PowerSGDState(process_group=object())
     with pytest.raises(ValueError, match=r"register_comm_hook\(lambda: PowerSGDState"):
         wrapped().register_comm_hook(state, powerSGD_hook)
+
+
+def test_waiting_for_a_hooks_collectives_is_no_part_of_a_ranks_own_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+
+    def wait() -> None:
+        now[0] += 5.0
+
+    stopwatch = Stopwatch(lambda: now[0])
+    monkeypatch.setattr(CommHook, "_last", SimpleNamespace(wait=wait))
+    for _ in range(LEAST_STEPS + 1):
+        stopwatch.start()
+        now[0] += 1.0
+        note_gradients()
+        CommHook.wait_for_last()
+    stopwatch.drop()
+    assert stopwatch.microseconds() == 1_000_000

@@ -8,6 +8,7 @@ import pytest
 from worker_stage import on_stage
 
 from spark_elastic.data import ElasticDataLoader
+from spark_elastic.data.balance import Timing
 from spark_elastic.data.tracker import Report
 from spark_elastic.errors import HostsUpdatedInterrupt, TrainingCodeError
 from spark_elastic.protocol.messages import CommitId
@@ -116,7 +117,7 @@ def test_rank_0_tells_the_driver_what_all_ranks_have_timed(sizes: dict[str, int]
         state.commit()
         state.commit()
         assert Exchanged.unpacked(stage.exchanged[-1]).measured == 1000
-        assert stage.control.timed == [((share, share), (1000, 3000), 4000, 2 * share)]
+        assert stage.control.timed == [Timing((share, share), (share, share), (1000, 3000), "rows", 4000, 2 * share, 0)]
         assert loader.tracker.shares == (), "shares stay even without balance"
         assert [each for each in stage.control.reported if isinstance(each, SharesChanged)] == []
 
@@ -130,7 +131,7 @@ def test_a_rank_that_is_alone_tells_how_long_whole_steps_take() -> None:
         loader._stopwatch.period = lambda: 4000  # type: ignore[method-assign]
         state.commit()
         state.commit()
-        assert stage.control.timed == [((20,), (4000,), 4000, 20)]
+        assert stage.control.timed == [Timing((20,), (20,), (4000,), "rows", 4000, 20, 0)]
 
 
 def test_nothing_is_timed_where_the_host_runs_ahead_of_its_device() -> None:
