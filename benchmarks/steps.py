@@ -165,9 +165,10 @@ def time_parts(case: Case, steps: int) -> dict[str, float]:
     import torch.distributed as dist
 
     import spark_elastic as se
-    from spark_elastic.worker import ddp, watched_group
+    from spark_elastic.worker import watched_group
     from spark_elastic.worker.checks import training_code
     from spark_elastic.worker.context import current_world
+    from spark_elastic.worker.ddp import wrapper as ddp
     from spark_elastic.worker.state import generators, snapshot
 
     state, step = prepare(case)

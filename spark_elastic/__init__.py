@@ -52,15 +52,15 @@ if TYPE_CHECKING:
     from spark_elastic.worker.context import process_group as process_group
     from spark_elastic.worker.context import rank as rank
     from spark_elastic.worker.context import size as size
-    from spark_elastic.worker.ddp import DistributedDataParallel as DistributedDataParallel
+    from spark_elastic.worker.ddp.wrapper import DistributedDataParallel as DistributedDataParallel
     from spark_elastic.worker.elastic import elastic as elastic
-    from spark_elastic.worker.scaling import micro_batches as micro_batches
-    from spark_elastic.worker.scaling import scale_learning_rate as scale_learning_rate
+    from spark_elastic.worker.optimizers.scaling import micro_batches as micro_batches
+    from spark_elastic.worker.optimizers.scaling import scale_learning_rate as scale_learning_rate
+    from spark_elastic.worker.optimizers.zero import ZeroRedundancyOptimizer as ZeroRedundancyOptimizer
     from spark_elastic.worker.state.base import State as State
     from spark_elastic.worker.state.fully_sharded.state import ShardedState as ShardedState
     from spark_elastic.worker.state.objects import ObjectState as ObjectState
     from spark_elastic.worker.state.torch_state import TorchState as TorchState
-    from spark_elastic.worker.zero import ZeroRedundancyOptimizer as ZeroRedundancyOptimizer
 
 _MODULES = {
     "spark_elastic.checkpoint.newest": ("load_checkpoint", "load_model"),
@@ -98,14 +98,14 @@ _MODULES = {
         "rank",
         "size",
     ),
-    "spark_elastic.worker.ddp": ("DistributedDataParallel",),
+    "spark_elastic.worker.ddp.wrapper": ("DistributedDataParallel",),
     "spark_elastic.worker.elastic": ("elastic",),
-    "spark_elastic.worker.scaling": ("micro_batches", "scale_learning_rate"),
+    "spark_elastic.worker.optimizers.scaling": ("micro_batches", "scale_learning_rate"),
     "spark_elastic.worker.state.base": ("State",),
     "spark_elastic.worker.state.fully_sharded.state": ("ShardedState",),
     "spark_elastic.worker.state.objects": ("ObjectState",),
     "spark_elastic.worker.state.torch_state": ("TorchState",),
-    "spark_elastic.worker.zero": ("ZeroRedundancyOptimizer",),
+    "spark_elastic.worker.optimizers.zero": ("ZeroRedundancyOptimizer",),
 }
 _SUBMODULES = ("data", "loggers", "testing", "timeline")
 # Those that need more than torch, which ``import *`` leaves out.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from simulation.product.training import Dataset
-from spark_elastic.worker.zero import divides
+from spark_elastic.worker.optimizers.zero import divides
 
 
 class Kind(Enum):

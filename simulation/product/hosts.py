@@ -18,8 +18,8 @@ from simulation.world.universe import Universe
 from spark_elastic.protocol import messages as m
 from spark_elastic.protocol.messages import CommitId
 from spark_elastic.task import service as task_service
-from spark_elastic.worker import main as worker_module
 from spark_elastic.worker.job import current_job
+from spark_elastic.worker.process import main as worker_module
 
 PYTHON = platform.python_version()
 TICKET: Any = SimpleNamespace(run_id="simulated", addresses=(("driver", 1),), credentials=None, network_interface=None)

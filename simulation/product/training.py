@@ -27,12 +27,12 @@ from spark_elastic.data.stopwatch import Stopwatch
 from spark_elastic.data.tracker import RowGroupTracker
 from spark_elastic.errors import SparkElasticError
 from spark_elastic.worker.elastic import elastic
+from spark_elastic.worker.optimizers.zero import ZeroRedundancyOptimizer
 from spark_elastic.worker.state.commits import Commits
 from spark_elastic.worker.state.keepers.in_place import InPlace
 from spark_elastic.worker.state.keepers.sharded import Sharded
 from spark_elastic.worker.state.pace import Pace
 from spark_elastic.worker.state.torch_state import TorchState
-from spark_elastic.worker.zero import ZeroRedundancyOptimizer
 
 Tickets = tuple[int, ...]
 

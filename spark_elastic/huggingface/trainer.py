@@ -20,9 +20,9 @@ from spark_elastic.huggingface.checks import refuse
 from spark_elastic.huggingface.label_means import IGNORED, Inputs, averages_labels
 from spark_elastic.worker.collectives import allgather_object, allreduce, broadcast_object
 from spark_elastic.worker.context import device, rank
-from spark_elastic.worker.ddp import DistributedDataParallel
+from spark_elastic.worker.ddp.wrapper import DistributedDataParallel
 from spark_elastic.worker.elastic import elastic
-from spark_elastic.worker.scaling import micro_batches
+from spark_elastic.worker.optimizers.scaling import micro_batches
 from spark_elastic.worker.shards.sharding import refuse_loader
 from spark_elastic.worker.state.attributes import Attributes, by_name
 from spark_elastic.worker.state.torch_state import TorchState

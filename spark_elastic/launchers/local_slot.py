@@ -18,7 +18,7 @@ from spark_elastic.task.facts import gather_facts, worker_environment
 from spark_elastic.task.service import REAL_RUNTIME, TaskPlace, ancestors_gone, run_task
 from spark_elastic.task.supervisor import WorkerSupervisor
 from spark_elastic.task.warm import StartedParent, WarmParent
-from spark_elastic.worker import warm_parent
+from spark_elastic.worker.process import warm_parent
 
 
 def run_slot(order: Order, parent: int) -> None:

@@ -53,8 +53,8 @@ def main(descriptor: int, driver: int) -> None:
     if os.getppid() != driver:
         return
     from spark_elastic.launchers import local_slot  # noqa: F401
-    from spark_elastic.worker.imports import import_noted
-    from spark_elastic.worker.warm_parent import try_to_import_everything
+    from spark_elastic.worker.process.imports import import_noted
+    from spark_elastic.worker.process.warm_parent import try_to_import_everything
 
     try_to_import_everything()  # what fails here also fails in each slot's warm parent, whose workers report it
     with socket.socket(fileno=descriptor) as orders:

@@ -13,7 +13,7 @@ from spark_elastic.lightning.commits import Commits
 from spark_elastic.lightning.csv_folders import begin_folders, note_loggers
 from spark_elastic.lightning.strategy import Strategy
 from spark_elastic.worker.context import device, size
-from spark_elastic.worker.ddp import DistributedDataParallel
+from spark_elastic.worker.ddp.wrapper import DistributedDataParallel
 from spark_elastic.worker.shards.sharding import refuse_loader
 from spark_elastic.worker.state.torch_state import TorchState
 

@@ -44,7 +44,9 @@ TURN_SECONDS = 1.0
 # How long an importer that is asked to end may take.
 END_SECONDS = 2.0
 # What an importer's interpreter runs. Its first argument, the address, identifies the importer.
-_CODE = f"{processes.OWN_PATH_ONLY}from spark_elastic.worker.importer import main; main(*map(int, sys.argv[2:]))"
+_CODE = (
+    f"{processes.OWN_PATH_ONLY}from spark_elastic.worker.process.importer import main; main(*map(int, sys.argv[2:]))"
+)
 # The importers that this process has started and has not seen end.
 _started: list[subprocess.Popen[bytes]] = []
 

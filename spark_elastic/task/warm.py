@@ -41,7 +41,8 @@ class StartedParent:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        code = f"{OWN_PATH_ONLY}from spark_elastic.worker.warm_parent import main; main(int(sys.argv[1]), int(sys.argv[2]))"
+        call = "main(int(sys.argv[1]), int(sys.argv[2]))"
+        code = f"{OWN_PATH_ONLY}from spark_elastic.worker.process.warm_parent import main; {call}"
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", code, str(theirs.fileno()), str(os.getpid())],

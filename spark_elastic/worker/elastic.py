@@ -13,8 +13,8 @@ from spark_elastic._callables import is_deferred
 from spark_elastic.errors import HostsUpdatedInterrupt, TrainingCodeError, WorldChanged
 from spark_elastic.protocol.fault_points import Point
 from spark_elastic.worker import faults
-from spark_elastic.worker.children import ending_children
 from spark_elastic.worker.job import Job, current_job
+from spark_elastic.worker.process.children import ending_children
 from spark_elastic.worker.state.base import State
 from spark_elastic.worker.state.entered import entered_without_job
 from spark_elastic.worker.torchrun import is_one_of_several

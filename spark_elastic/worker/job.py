@@ -18,7 +18,7 @@ from spark_elastic.worker.world import World
 
 if TYPE_CHECKING:
     from spark_elastic.checkpoint.writer import CheckpointWriter
-    from spark_elastic.worker.ddp import DistributedDataParallel
+    from spark_elastic.worker.ddp.wrapper import DistributedDataParallel
     from spark_elastic.worker.state.base import State
 
 

@@ -22,7 +22,7 @@ from spark_elastic.worker.control import ControlClient
 from spark_elastic.worker.faults import Injector
 from spark_elastic.worker.gpu import use_of_gpu
 from spark_elastic.worker.group import Group
-from spark_elastic.worker.program_end import end_failed_program, end_program
+from spark_elastic.worker.process.program_end import end_failed_program, end_program
 from spark_elastic.worker.system import System
 
 if TYPE_CHECKING:

@@ -18,14 +18,14 @@ import torch
 import torch.distributed as dist
 
 from spark_elastic.errors import WorkerLostError
-from spark_elastic.worker.ddp import DistributedDataParallel
+from spark_elastic.worker.ddp.wrapper import DistributedDataParallel
 from spark_elastic.worker.watched_group import Watch
 
 # Its processes are forked from one that has imported torch and runs no threads.
 _context = multiprocessing.get_context("forkserver")
 # Held to the end of a process: a hook's last callback may still hold its group, and Gloo cannot be dropped on its own thread.
 _groups: list[Any] = []
-_context.set_forkserver_preload(["torch", "torch._dynamo", "spark_elastic.worker.ddp", "spark_elastic.data"])
+_context.set_forkserver_preload(["torch", "torch._dynamo", "spark_elastic.worker.ddp.wrapper", "spark_elastic.data"])
 
 
 def on_ranks(size: int, function: Callable[..., Any], *args: Any) -> list[Any]:

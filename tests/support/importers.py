@@ -26,7 +26,8 @@ SECONDS = 200.0  # only a failing test waits for so long
 # An importer that imports nothing but what a test wants, and whose workers end at once.
 CODE = """
 import os, sys
-from spark_elastic.worker import importer, warm_parent
+from spark_elastic.worker.process import importer
+from spark_elastic.worker.process import warm_parent
 
 warm_parent.import_everything = lambda: None
 warm_parent._run = lambda *_: 7

@@ -21,7 +21,7 @@ from spark_elastic.data.predicates import in_pseudorandom_split
 from spark_elastic.driver.settings import JobSettings, check_sizes
 from spark_elastic.launchers.local_cluster import LocalCluster
 from spark_elastic.launchers.resources import TaskResources
-from spark_elastic.worker.scaling import micro_batches, scale_learning_rate
+from spark_elastic.worker.optimizers.scaling import micro_batches, scale_learning_rate
 
 
 def _parquet(folder: Path, **arguments: Any) -> object:

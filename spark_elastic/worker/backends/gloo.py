@@ -14,8 +14,8 @@ import torch.distributed as dist
 from spark_elastic.errors import WorkerLostError
 from spark_elastic.worker.backends.backend import Backend
 from spark_elastic.worker.backends.native_threads import native_threads, rest
+from spark_elastic.worker.backends.proof import prove
 from spark_elastic.worker.backends.works import Works
-from spark_elastic.worker.proof import prove
 from spark_elastic.worker.sockets import Gate, GroupSockets, listening_addresses
 from spark_elastic.worker.torch_store import SECRET_BYTES, MeshStore, WorldStore
 

@@ -45,7 +45,7 @@ def _trains_unwrapped(state: TorchState, optimizer: torch.optim.Optimizer) -> st
     trained = [p for p in stepped(optimizer) if p.grad is not None]
     if not any(id(p) in names for p in trained) or reductions.may_average(trained):
         return None
-    from spark_elastic.worker.ddp import DistributedDataParallel, wrappers
+    from spark_elastic.worker.ddp.wrapper import DistributedDataParallel, wrappers
 
     # Include wrappers of which only the module is in the State, and those that are frozen for the garbage collector.
     found = [*wrappers, *living(DistributedDataParallel, torch.nn.parallel.DistributedDataParallel)]

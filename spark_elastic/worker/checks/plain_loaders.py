@@ -18,7 +18,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 if TYPE_CHECKING:
-    from spark_elastic.worker.ddp import DistributedDataParallel
+    from spark_elastic.worker.ddp.wrapper import DistributedDataParallel
 
 # The steps of a generation at which to look for new iterations. An iteration that begins later belongs to a later epoch.
 LOOKS_AT = (2, 32)

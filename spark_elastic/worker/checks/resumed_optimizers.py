@@ -15,10 +15,10 @@ from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, SequentialLR
 from spark_elastic.checkpoint.skeleton import StateDict
 from spark_elastic.errors import SparkElasticError
 from spark_elastic.worker.module_registers import stepped
+from spark_elastic.worker.optimizers.zero import ZeroRedundancyOptimizer
 from spark_elastic.worker.state.snapshot import Stateful, find_objects, leaves
 from spark_elastic.worker.state.structure import names_of_parameters, stepped_names
 from spark_elastic.worker.state.switches import plain_name
-from spark_elastic.worker.zero import ZeroRedundancyOptimizer
 
 
 class Stepper(TypedDict, total=False):

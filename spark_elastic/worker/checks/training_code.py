@@ -32,10 +32,10 @@ from spark_elastic.worker.checks.unkept_buffers import UnkeptBuffers
 from spark_elastic.worker.checks.user_frames import depth_of_user
 from spark_elastic.worker.job import Job, current_job
 from spark_elastic.worker.module_registers import living, stepped
-from spark_elastic.worker.optimizer_steps import is_of_base_class
+from spark_elastic.worker.optimizers.steps import is_of_base_class
+from spark_elastic.worker.optimizers.zero import is_part
 from spark_elastic.worker.shards.loops import HOW, loops
 from spark_elastic.worker.shards.sharding import shards_in_use
-from spark_elastic.worker.zero import is_part
 
 if TYPE_CHECKING:
     from spark_elastic.worker.state.torch_state import TorchState

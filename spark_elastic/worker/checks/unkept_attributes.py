@@ -22,8 +22,8 @@ from spark_elastic.worker.checks.live_memory import address_of, live_tensors
 from spark_elastic.worker.checks.plain_values import state_of_generator
 from spark_elastic.worker.checks.unsupported import why_unsupported
 from spark_elastic.worker.module_registers import same_values
+from spark_elastic.worker.optimizers.zero import ZeroRedundancyOptimizer, is_part
 from spark_elastic.worker.state.snapshot import find_objects, leaves
-from spark_elastic.worker.zero import ZeroRedundancyOptimizer, is_part
 
 # The steps of an optimizer in a generation at which all objects are looked at: those of each optimizer, because one object may
 # only change along with it. Those of further optimizers are not counted.

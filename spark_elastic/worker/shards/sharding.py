@@ -12,7 +12,7 @@ from torch import nn
 from spark_elastic.data.deliveries import deliveries
 from spark_elastic.data.loader import shards_of_loader
 from spark_elastic.errors import SparkElasticError, TrainingCodeError
-from spark_elastic.worker.boundaries import tensors_given
+from spark_elastic.worker.ddp.boundaries import tensors_given
 from spark_elastic.worker.job import current_job
 from spark_elastic.worker.module_registers import same_values
 from spark_elastic.worker.shards.loops import HOW, loops
@@ -22,7 +22,7 @@ from spark_elastic.worker.shards.workspace import Workspace
 from spark_elastic.worker.world import World
 
 if TYPE_CHECKING:
-    from spark_elastic.worker.ddp import DistributedDataParallel
+    from spark_elastic.worker.ddp.wrapper import DistributedDataParallel
 
 
 class Sharding:

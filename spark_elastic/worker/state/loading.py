@@ -14,15 +14,15 @@ import torch
 
 from spark_elastic.checkpoint.skeleton import PLAIN, StateDict, Tree, has_plain_keys, map_tree
 from spark_elastic.errors import SparkElasticError
-from spark_elastic.worker.memory_layout import laid_out
 from spark_elastic.worker.module_registers import stepped
-from spark_elastic.worker.optimizer_steps import forget_scale
+from spark_elastic.worker.optimizers.memory_layout import laid_out
+from spark_elastic.worker.optimizers.steps import forget_scale
+from spark_elastic.worker.optimizers.zero import ZeroRedundancyOptimizer
 from spark_elastic.worker.state.inference import writing_to
 from spark_elastic.worker.state.places import Places
 from spark_elastic.worker.state.snapshot import KeptPart, Stateful, cloned, has_state_dict
 from spark_elastic.worker.state.structure import reshape
 from spark_elastic.worker.state.switches import plain_name, switch_as_noted
-from spark_elastic.worker.zero import ZeroRedundancyOptimizer
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -23,6 +23,7 @@ from spark_elastic.worker.checks.unsupported import check_is_shared, check_suppo
 from spark_elastic.worker.checks.user_frames import depth_of_user
 from spark_elastic.worker.context import device
 from spark_elastic.worker.job import Job, current_job, present_world
+from spark_elastic.worker.optimizers.zero import check_saved_once, divides, find_divisible
 from spark_elastic.worker.state.base import State
 from spark_elastic.worker.state.commits import Commits
 from spark_elastic.worker.state.generators import Generators, seed_newcomer
@@ -35,7 +36,6 @@ from spark_elastic.worker.state.repair import hand_out
 from spark_elastic.worker.state.snapshot import CannotCopyError, Snapshot, find_objects
 from spark_elastic.worker.state.structure import Structure, check_loaders, follow, outline, remember, structure_of, tell
 from spark_elastic.worker.world import World
-from spark_elastic.worker.zero import check_saved_once, divides, find_divisible
 
 # How often an attribute's new value is checked for memory shared with a module: users usually set it in one place.
 LOOKS = 3

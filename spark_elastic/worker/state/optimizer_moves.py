@@ -16,11 +16,11 @@ import cloudpickle
 import torch
 
 from spark_elastic.checkpoint.skeleton import TensorSpec
+from spark_elastic.worker.optimizers.zero import Division, deal
 from spark_elastic.worker.state.gathering import exchange, receive_all
 from spark_elastic.worker.state.repair import announce, receive_announced
 from spark_elastic.worker.state.snapshot import Found, TensorBuffer, flatten, unflatten
 from spark_elastic.worker.world import World
-from spark_elastic.worker.zero import Division, deal
 
 # The state of parameters, by their numbers.
 States = Mapping[int, dict[str, object]]

@@ -25,9 +25,9 @@ from spark_elastic.data.loader import TakesWorld, has_part
 from spark_elastic.errors import TrainingCodeError
 from spark_elastic.worker.checks.unsupported import check_is_shared
 from spark_elastic.worker.module_registers import registers, stepped
+from spark_elastic.worker.optimizers.zero import ZeroRedundancyOptimizer
 from spark_elastic.worker.state.places import Places
 from spark_elastic.worker.state.snapshot import Snapshot, Stateful
-from spark_elastic.worker.zero import ZeroRedundancyOptimizer
 
 Objects = Mapping[str, Stateful]
 # By the place of each object, the name of its class and a description of its parts.
@@ -278,7 +278,7 @@ def _kind(value: object) -> str:
 
 def _unwrapped(module: torch.nn.Module) -> torch.nn.Module:
     """Return the user's module inside its wrappers, which each worker makes for itself."""
-    from spark_elastic.worker.ddp import DistributedDataParallel
+    from spark_elastic.worker.ddp.wrapper import DistributedDataParallel
 
     while True:
         if isinstance(module, DistributedDataParallel):

@@ -209,7 +209,7 @@ class OptimizerTemplate(Template):
 
 def has_usual_state_dict(module: nn.Module, with_extra: bool = False) -> bool:
     """Whether torch's own methods make the state dict, of registered tensors and, ``with_extra``, of extra state only."""
-    from spark_elastic.worker.ddp import DistributedDataParallel
+    from spark_elastic.worker.ddp.wrapper import DistributedDataParallel
 
     own = (nn.Module._save_to_state_dict, DistributedDataParallel._save_to_state_dict)
     for part in module.modules():

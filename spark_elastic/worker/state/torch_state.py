@@ -18,15 +18,15 @@ from spark_elastic.worker.checks.plain_loaders import PlainLoaders
 from spark_elastic.worker.checks.reachable import find_optimizers
 from spark_elastic.worker.checks.training_code import TrainingChecks
 from spark_elastic.worker.checks.unsupported import why_unsupported
-from spark_elastic.worker.ddp import DistributedDataParallel
+from spark_elastic.worker.ddp.wrapper import DistributedDataParallel
 from spark_elastic.worker.job import Job, current_job
 from spark_elastic.worker.module_registers import non_persistent_buffers, stepped
+from spark_elastic.worker.optimizers.zero import ZeroRedundancyOptimizer, find_divisible
 from spark_elastic.worker.shards.sharding import Sharding
 from spark_elastic.worker.state.keepers import Keeper, keeper_maker
 from spark_elastic.worker.state.objects import ObjectState
 from spark_elastic.worker.state.snapshot import find_objects, find_trained_tensors, has_state_dict
 from spark_elastic.worker.state.structure import names_of_parameters
-from spark_elastic.worker.zero import ZeroRedundancyOptimizer, find_divisible
 
 # What may be left out, and is None then.
 _OPTIONAL = frozenset({"model", "optimizer", "scheduler", "loader"})

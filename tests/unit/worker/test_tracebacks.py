@@ -36,7 +36,7 @@ def test_frames_in_which_the_error_arose_stay() -> None:
 
     text = shown(look)
     assert "in look" in text
-    assert "worker/ddp.py" in text
+    assert "worker/ddp/wrapper.py" in text
     assert "worker/elastic.py" not in text
 
 

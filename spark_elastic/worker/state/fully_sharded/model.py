@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.optim.lr_scheduler import LRScheduler
 
 from spark_elastic.errors import SparkElasticError
-from spark_elastic.worker.ddp import DistributedDataParallel
+from spark_elastic.worker.ddp.wrapper import DistributedDataParallel
 from spark_elastic.worker.from_first import broadcast_from_first
 from spark_elastic.worker.state.fully_sharded.as_built import AsBuilt
 from spark_elastic.worker.state.fully_sharded.buffers import buffers_of, put_buffers_back

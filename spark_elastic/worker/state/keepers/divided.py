@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from spark_elastic.worker.optimizers.zero import find_divisible
 from spark_elastic.worker.state.keepers.sharded import Sharded
 from spark_elastic.worker.state.snapshot import Found, cloned
-from spark_elastic.worker.zero import find_divisible
 
 
 class DividedOnDevice(Sharded):

@@ -25,7 +25,7 @@ from spark_elastic.checkpoint.skeleton import PLAIN, Lender, StateDict
 from spark_elastic.errors import HostsUpdatedInterrupt, SparkElasticError, TrainingCodeError, WorkerLostError, final
 from spark_elastic.worker.job import current_job, present_world
 from spark_elastic.worker.module_registers import same_objects, stepped
-from spark_elastic.worker.optimizer_steps import Closure, forget_scale, is_of_base_class, with_closure
+from spark_elastic.worker.optimizers.steps import Closure, forget_scale, is_of_base_class, with_closure
 from spark_elastic.worker.state.inference import writing_to
 from spark_elastic.worker.state.keepers.copies import PartlyCopied, WholeCopies
 from spark_elastic.worker.state.keepers.keeper import Content, Tell

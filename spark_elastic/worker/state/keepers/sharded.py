@@ -26,6 +26,7 @@ from spark_elastic.errors import SparkElasticError
 from spark_elastic.protocol.messages import CommitId, Member, Slices
 from spark_elastic.worker.checks.fingerprint import sums_of_bits
 from spark_elastic.worker.job import present_world
+from spark_elastic.worker.optimizers.zero import Division, ZeroRedundancyOptimizer, deal, divides, find_divisible
 from spark_elastic.worker.state.gathering import Unsliced, gather, plan_gather
 from spark_elastic.worker.state.inference import versions_of
 from spark_elastic.worker.state.keepers.copies import WholeCopies, send_whole
@@ -49,7 +50,6 @@ from spark_elastic.worker.state.snapshot import (
 from spark_elastic.worker.state.structure import note_structure
 from spark_elastic.worker.state.templates import Template, Templates, template_of
 from spark_elastic.worker.world import World
-from spark_elastic.worker.zero import Division, ZeroRedundancyOptimizer, deal, divides, find_divisible
 
 
 @dataclass(slots=True)

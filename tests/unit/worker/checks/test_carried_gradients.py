@@ -11,7 +11,7 @@ from worker_stage import Stage, on_stage
 
 from spark_elastic.errors import TrainingCodeError
 from spark_elastic.worker.checks.carried_gradients import is_any_set
-from spark_elastic.worker.ddp import DistributedDataParallel
+from spark_elastic.worker.ddp.wrapper import DistributedDataParallel
 from spark_elastic.worker.state.torch_state import TorchState
 
 CARRIED = r"an optimizer \(SGD\) steps with gradients that were there at a commit already"

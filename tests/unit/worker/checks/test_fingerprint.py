@@ -15,7 +15,7 @@ from spark_elastic.errors import RanksDifferError
 from spark_elastic.protocol.messages import CommitId
 from spark_elastic.worker.checks import fingerprint
 from spark_elastic.worker.checks.fingerprint import PIECE, Comparison, find_difference, take_figures
-from spark_elastic.worker.ddp import DistributedDataParallel
+from spark_elastic.worker.ddp.wrapper import DistributedDataParallel
 from spark_elastic.worker.state.torch_state import TorchState
 
 KIND = "torch 2 on a processor"

@@ -13,9 +13,9 @@ from torch.optim import lr_scheduler
 from spark_elastic.checkpoint.skeleton import StateDict
 from spark_elastic.errors import SparkElasticError
 from spark_elastic.worker.checks.resumed_optimizers import check_steppers, describe_steppers
-from spark_elastic.worker.ddp import DistributedDataParallel
+from spark_elastic.worker.ddp.wrapper import DistributedDataParallel
+from spark_elastic.worker.optimizers.zero import ZeroRedundancyOptimizer
 from spark_elastic.worker.state.snapshot import find_objects
-from spark_elastic.worker.zero import ZeroRedundancyOptimizer
 
 
 class Net(torch.nn.Module):

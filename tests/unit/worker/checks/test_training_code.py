@@ -21,7 +21,7 @@ from spark_elastic.worker.checks import plain_loaders, training_code
 from spark_elastic.worker.checks.manual_averaging import reductions
 from spark_elastic.worker.checks.same_inputs import same_inputs
 from spark_elastic.worker.collectives import allreduce
-from spark_elastic.worker.ddp import DistributedDataParallel
+from spark_elastic.worker.ddp.wrapper import DistributedDataParallel
 from spark_elastic.worker.state.torch_state import TorchState
 
 

@@ -15,8 +15,8 @@ from torch.nn.utils import parametrizations
 from torch.optim import swa_utils
 
 from spark_elastic.worker.checks.unkept_attributes import OPTIMIZERS, STEPS, UnkeptAttributes
-from spark_elastic.worker.ddp import DistributedDataParallel
-from spark_elastic.worker.zero import ZeroRedundancyOptimizer
+from spark_elastic.worker.ddp.wrapper import DistributedDataParallel
+from spark_elastic.worker.optimizers.zero import ZeroRedundancyOptimizer
 
 
 def told(

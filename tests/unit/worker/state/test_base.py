@@ -14,7 +14,7 @@ from spark_elastic.data import ElasticDataLoader
 from spark_elastic.errors import SparkElasticError
 from spark_elastic.protocol.messages import CommitId
 from spark_elastic.protocol.reports import Metrics
-from spark_elastic.worker.ddp import DistributedDataParallel
+from spark_elastic.worker.ddp.wrapper import DistributedDataParallel
 from spark_elastic.worker.elastic import elastic
 from spark_elastic.worker.state.base import State
 from spark_elastic.worker.state.objects import ObjectState

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from spark_elastic.protocol.messages import Member
+from spark_elastic.worker.optimizers.zero import deal
 from spark_elastic.worker.state.keepers.sharded import division_of
 from spark_elastic.worker.state.optimizer_moves import numbers_by_rank, plan_moves
-from spark_elastic.worker.zero import deal
 
 SIZES = [40, 30, 20, 20, 10, 5, 5, 1, 1, 1]
 

@@ -13,7 +13,7 @@ from worker_stage import Stage, on_stage
 
 from spark_elastic.errors import HostsUpdatedInterrupt, WorkerLostError
 from spark_elastic.protocol.messages import CommitId
-from spark_elastic.worker.ddp import DistributedDataParallel
+from spark_elastic.worker.ddp.wrapper import DistributedDataParallel
 from spark_elastic.worker.state import snapshot
 from spark_elastic.worker.state.objects import ObjectState
 from spark_elastic.worker.state.pending_copy import pending_copy

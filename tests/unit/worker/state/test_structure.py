@@ -12,11 +12,11 @@ from worker_stage import Stage, on_stage
 
 from spark_elastic.errors import TrainingCodeError
 from spark_elastic.protocol.messages import CommitId
-from spark_elastic.worker.ddp import DistributedDataParallel
+from spark_elastic.worker.ddp.wrapper import DistributedDataParallel
+from spark_elastic.worker.optimizers.zero import ZeroRedundancyOptimizer
 from spark_elastic.worker.state.snapshot import find_objects
 from spark_elastic.worker.state.structure import follow
 from spark_elastic.worker.state.torch_state import TorchState
-from spark_elastic.worker.zero import ZeroRedundancyOptimizer
 
 
 class Net(torch.nn.Module):

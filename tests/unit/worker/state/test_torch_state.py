@@ -18,7 +18,7 @@ from spark_elastic import TorchState
 from spark_elastic.data import ElasticDataLoader
 from spark_elastic.errors import TrainingCodeError, WorkerLostError
 from spark_elastic.protocol.messages import CommitId
-from spark_elastic.worker.ddp import DistributedDataParallel
+from spark_elastic.worker.ddp.wrapper import DistributedDataParallel
 
 
 @pytest.mark.parametrize("synced", [False, True])

@@ -15,7 +15,7 @@ from worker_stage import Stage, on_stage
 from spark_elastic.checkpoint.skeleton import StateDict
 from spark_elastic.errors import SparkElasticError, StateLostError, TrainingCodeError, WorkerLostError
 from spark_elastic.protocol.messages import CommitId
-from spark_elastic.worker.ddp import DistributedDataParallel
+from spark_elastic.worker.ddp.wrapper import DistributedDataParallel
 from spark_elastic.worker.state.keepers.in_place import InPlace, _guards
 from spark_elastic.worker.state.objects import ObjectState
 from spark_elastic.worker.state.torch_state import TorchState

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from forked_world import on_ranks, world
 
-from spark_elastic.worker.rows_by_hand import RowsByHand
+from spark_elastic.worker.ddp.rows_by_hand import RowsByHand
 
 
 def weigh(folder: Path, rank: int, rows: list[int]) -> float | str:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_elastic.data.deliveries import weight_of_rank
-from spark_elastic.worker.ddp import DistributedDataParallel
+from spark_elastic.worker.ddp.wrapper import DistributedDataParallel
 
 
 def test_it_calls_the_module_as_it_is_outside_a_job() -> None:

@@ -14,8 +14,14 @@ from torch.autograd import forward_ad
 
 from spark_elastic.data.deliveries import deliveries
 from spark_elastic.errors import TrainingCodeError
-from spark_elastic.worker import boundaries
-from spark_elastic.worker.boundaries import mark_outputs, marked_inputs, refuse_transforms, tensors_given, tensors_of
+from spark_elastic.worker.ddp import boundaries
+from spark_elastic.worker.ddp.boundaries import (
+    mark_outputs,
+    marked_inputs,
+    refuse_transforms,
+    tensors_given,
+    tensors_of,
+)
 
 
 class Forward:

@@ -11,10 +11,10 @@ import torch
 from torch.utils import _pytree as pytree
 
 from spark_elastic._integers import whole_number
-from spark_elastic.worker.optimizer_steps import is_of_base_class
+from spark_elastic.worker.optimizers.steps import is_of_base_class
 
 if TYPE_CHECKING:
-    from spark_elastic.worker.ddp import DistributedDataParallel
+    from spark_elastic.worker.ddp.wrapper import DistributedDataParallel
 
 T = TypeVar("T")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_elastic.worker.proof import CODE_BYTES, check, codes
+from spark_elastic.worker.backends.proof import CODE_BYTES, check, codes
 
 SIZE, SECRET = 3, b"secret"
 

@@ -18,11 +18,11 @@ from spark_elastic.protocol.messages import WHOLE_JOB
 from spark_elastic.protocol.ticket import Payload, Ticket
 from spark_elastic.worker import faults
 from spark_elastic.worker.checks.lone_training import LoneTraining
-from spark_elastic.worker.children import ending_children
 from spark_elastic.worker.control import ControlClient
 from spark_elastic.worker.fixed_world import call_in_fixed_world
-from spark_elastic.worker.imports import note_imports
 from spark_elastic.worker.job import Job, current_job, enter_job
+from spark_elastic.worker.process.children import ending_children
+from spark_elastic.worker.process.imports import note_imports
 from spark_elastic.worker.runtime import REAL_RUNTIME, Runtime
 
 

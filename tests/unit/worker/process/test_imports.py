@@ -13,7 +13,7 @@ import pytest
 
 FORKED = """
 import gc, os, sys
-from spark_elastic.worker import imports
+from spark_elastic.worker.process import imports
 
 imports.MODULES = {modules}
 for name in {imported}:
@@ -46,7 +46,7 @@ import sys, types
 sys.path.insert(0, {str(tmp_path)!r})
 with open({f"{tmp_path}/broken.py"!r}, "w") as broken:
     broken.write("print('tried'); {error}")
-from spark_elastic.worker import imports
+from spark_elastic.worker.process import imports
 imports.MODULES = ("broken", "wave")
 sys.modules["broken"] = sys.modules["wave"] = types  # as in a worker
 imports.note_imports()
@@ -60,7 +60,8 @@ print("wave" in sys.modules)
 
 READS = """
 import sys
-from spark_elastic.worker import imports, warm_parent
+from spark_elastic.worker.process import imports
+from spark_elastic.worker.process import warm_parent
 
 warm_parent.import_everything()
 for name in imports.MODULES:
@@ -82,7 +83,7 @@ def test_a_worker_that_reads_parquet_files_finds_all_that_takes_time_imported(tm
 PRELOADS = """
 import os, sys
 from spark_elastic.task import process_setting
-from spark_elastic.worker import imports
+from spark_elastic.worker.process import imports
 
 os.environ[process_setting.PRELOAD_VARIABLE] = {names!r}
 imports.preload()

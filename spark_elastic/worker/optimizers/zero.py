@@ -19,7 +19,7 @@ import torch.distributed as dist
 from spark_elastic.errors import RanksDifferError, SparkElasticError, TrainingCodeError
 from spark_elastic.worker.context import current_world
 from spark_elastic.worker.job import current_job
-from spark_elastic.worker.memory_layout import laid_out
+from spark_elastic.worker.optimizers.memory_layout import laid_out
 from spark_elastic.worker.state.snapshot import find_objects
 from spark_elastic.worker.world import translated_errors
 

@@ -20,7 +20,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 
 from spark_elastic import DistributedDataParallel, SparkElasticError
 from spark_elastic.data.stopwatch import LEAST_STEPS, Stopwatch, note_gradients
-from spark_elastic.worker.comm_hook import CommHook
+from spark_elastic.worker.ddp.comm_hook import CommHook
 
 
 def own_hook(calls: list[int], bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

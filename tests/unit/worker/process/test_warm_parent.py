@@ -3,7 +3,7 @@ import sys
 
 FORKED = """
 import sys
-from spark_elastic.worker.warm_parent import import_everything
+from spark_elastic.worker.process.warm_parent import import_everything
 
 import_everything()
 before = set(sys.modules)

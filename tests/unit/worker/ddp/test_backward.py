@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from spark_elastic.errors import WorkerLostError
-from spark_elastic.worker.backward import wait_in_backward
-from spark_elastic.worker.comm_hook import CommHook
+from spark_elastic.worker.ddp.backward import wait_in_backward
+from spark_elastic.worker.ddp.comm_hook import CommHook
 from spark_elastic.worker.watched_group import Watch
 
 

@@ -21,8 +21,8 @@ from spark_elastic.data.deliveries import Delivery, deliveries
 from spark_elastic.errors import TrainingCodeError
 from spark_elastic.worker.checks.reachable import LENGTH
 from spark_elastic.worker.checks.user_frames import depth_of_user
+from spark_elastic.worker.ddp.weighting import Boundary, Forward, mark_view, weighting
 from spark_elastic.worker.state.inference import versions_of
-from spark_elastic.worker.weighting import Boundary, Forward, mark_view, weighting
 
 # Containers that a model may fill, or look into afterwards, so that it is given the caller's own.
 _FILLED = (list, dict, OrderedDict, defaultdict, deque)

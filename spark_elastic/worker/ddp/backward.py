@@ -11,7 +11,7 @@ from functools import partial
 
 import torch
 
-from spark_elastic.worker.comm_hook import CommHook
+from spark_elastic.worker.ddp.comm_hook import CommHook
 from spark_elastic.worker.world import World, translated_errors
 
 

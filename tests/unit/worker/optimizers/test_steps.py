@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from spark_elastic.worker.optimizer_steps import is_of_base_class
+from spark_elastic.worker.optimizers.steps import is_of_base_class
 
 
 class Logged(torch.optim.SGD):

@@ -3,7 +3,7 @@
 Its fork is ready to train in milliseconds, where a fresh interpreter takes seconds. The parent runs no thread and does not
 touch CUDA, so forking is safe. It adopts whatever a worker leaves behind. It serves one task of one job; when that process ends,
 so does the parent, with everything below it. A parent in an interpreter of its own is a child of the task; on an executor most
-are forked from its importer (``worker/importer.py``). ``task/packets.py`` defines the messages between the processes.
+are forked from its importer (``worker/process/importer.py``). ``task/packets.py`` defines the messages between the processes.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import NoReturn
 from spark_elastic.protocol.ticket import Ticket
 from spark_elastic.task import packets, processes
 from spark_elastic.worker.control import ControlClient
-from spark_elastic.worker.imports import importing, preload
-from spark_elastic.worker.program_end import forget_handlers
+from spark_elastic.worker.process.imports import importing, preload
+from spark_elastic.worker.process.program_end import forget_handlers
 
 # The process that has made the folder of ``make_temporary_folder``.
 _folder_of = 0
@@ -68,9 +68,9 @@ def import_everything() -> None:
         import torch.utils.data  # noqa: F401
 
         import spark_elastic.data.elastic_dataloader
-        import spark_elastic.worker.ddp
+        import spark_elastic.worker.ddp.wrapper
         import spark_elastic.worker.elastic
-        import spark_elastic.worker.main
+        import spark_elastic.worker.process.main
         import spark_elastic.worker.state.torch_state  # noqa: F401
 
         preload()
@@ -167,7 +167,7 @@ class _Guardian:
 
 
 def _run(ticket: Ticket, worker: int, token: str) -> int:
-    from spark_elastic.worker.main import run_worker
+    from spark_elastic.worker.process.main import run_worker
 
     return run_worker(ticket, worker, token)
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from spark_elastic.worker.children import ending_children
+from spark_elastic.worker.process.children import ending_children
 
 
 def leave_with(error: BaseException | None) -> int:

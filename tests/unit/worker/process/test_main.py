@@ -9,7 +9,7 @@ from types import ModuleType
 import cloudpickle
 import pytest
 
-from spark_elastic.worker.main import _unpickle
+from spark_elastic.worker.process.main import _unpickle
 
 RAISE_THE_LIMIT = """
 import resource

@@ -20,26 +20,26 @@ from spark_elastic.checkpoint.skeleton import WRAPPER_MARK
 from spark_elastic.data.deliveries import Delivery, deliveries, weight_of_rank
 from spark_elastic.data.loader import RowSource
 from spark_elastic.errors import SparkElasticError, TrainingCodeError, WorkerLostError
-from spark_elastic.worker.backward import wait_in_backward
-from spark_elastic.worker.boundaries import (
+from spark_elastic.worker.checks.early_gradients import warn_of_early_gradients
+from spark_elastic.worker.checks.kept_losses import warn_of_kept_losses
+from spark_elastic.worker.checks.same_inputs import same_inputs
+from spark_elastic.worker.checks.user_frames import depth_of_user
+from spark_elastic.worker.ddp.backward import wait_in_backward
+from spark_elastic.worker.ddp.boundaries import (
     mark_outputs,
     marked_inputs,
     refuse_changed_inputs,
     refuse_transforms,
     tensors_given,
 )
-from spark_elastic.worker.checks.early_gradients import warn_of_early_gradients
-from spark_elastic.worker.checks.kept_losses import warn_of_kept_losses
-from spark_elastic.worker.checks.same_inputs import same_inputs
-from spark_elastic.worker.checks.user_frames import depth_of_user
-from spark_elastic.worker.comm_hook import CommHook
+from spark_elastic.worker.ddp.comm_hook import CommHook
+from spark_elastic.worker.ddp.rows_by_hand import RowsByHand
+from spark_elastic.worker.ddp.trained import Content, check_agreement, describe_change
+from spark_elastic.worker.ddp.weighting import weighting
 from spark_elastic.worker.job import current_job
-from spark_elastic.worker.rows_by_hand import RowsByHand
 from spark_elastic.worker.shards.loops import loops
 from spark_elastic.worker.shards.parts import Parts
 from spark_elastic.worker.shards.sharding import Sharding, shards_in_use
-from spark_elastic.worker.trained import Content, check_agreement, describe_change
-from spark_elastic.worker.weighting import weighting
 from spark_elastic.worker.world import World
 
 # What to do about parameters without gradients.

@@ -15,7 +15,7 @@ from spark_elastic.worker.module_registers import Registered, same_objects
 from spark_elastic.worker.world import World, translated_errors
 
 if TYPE_CHECKING:
-    from spark_elastic.worker.ddp import DistributedDataParallel
+    from spark_elastic.worker.ddp.wrapper import DistributedDataParallel
 
 
 class Content:

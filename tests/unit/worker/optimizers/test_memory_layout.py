@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from spark_elastic.worker.memory_layout import laid_out
+from spark_elastic.worker.optimizers.memory_layout import laid_out
 
 
 def test_tensors_of_the_parameters_shape_get_its_layout_and_others_stay() -> None:

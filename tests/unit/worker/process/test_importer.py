@@ -114,7 +114,7 @@ def test_one_that_nobody_needs_ends_and_one_that_serves_stays(change: Callable[[
 
 def test_tasks_that_come_while_it_gives_its_name_up_are_served() -> None:
     """As many as came before nobody could connect any more."""
-    from spark_elastic.worker.importer import _Importer
+    from spark_elastic.worker.process.importer import _Importer
 
     address = f"\0spark_elastic-test-{os.getpid()}"
     socket_of = importer.socket.socket

@@ -22,8 +22,8 @@ from spark_elastic import (
     ZeroRedundancyOptimizer,
 )
 from spark_elastic.protocol.messages import Member
+from spark_elastic.worker.optimizers.zero import Division, check_saved_once, deal
 from spark_elastic.worker.state.keepers.sharded import division_of
-from spark_elastic.worker.zero import Division, check_saved_once, deal
 
 STEPS = 4
 MAKERS: dict[str, functools.partial[torch.optim.Optimizer]] = {

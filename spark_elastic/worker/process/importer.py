@@ -19,8 +19,8 @@ import psutil
 
 from spark_elastic.task import packets, processes
 from spark_elastic.task.importer import is_peer_mine, peer_pid
-from spark_elastic.worker import warm_parent
-from spark_elastic.worker.imports import import_noted
+from spark_elastic.worker.process import warm_parent
+from spark_elastic.worker.process.imports import import_noted
 
 
 def main(listening: int, *above: int) -> None:

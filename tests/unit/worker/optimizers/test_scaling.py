@@ -15,7 +15,7 @@ from worker_stage import on_stage
 
 from spark_elastic import TorchState, micro_batches, scale_learning_rate
 from spark_elastic.errors import WorkerLostError
-from spark_elastic.worker.ddp import DistributedDataParallel
+from spark_elastic.worker.ddp.wrapper import DistributedDataParallel
 
 SCHEDULERS: dict[str, Callable[[Any], Any]] = {
     "none": lambda optimizer: None,

@@ -1,0 +1,1 @@
+"""DistributedDataParallel: torch's wrapper that outlives generations, and how it weights gradients by rows."""
