@@ -2,6 +2,10 @@
 
 A global step is as slow as its slowest rank. Decisions are a pure function of numbers that all ranks have exchanged, so all
 ranks decide the same. Shares consist of "units": rows, or whole shards.
+
+A part of a step takes as long however many units a rank has: the optimizer, the commit, calls of small kernels. On each rank it
+takes as long as a certain number of units, the "overhead", because all run the same code. So a rank's time is in proportion to
+its share and the overhead together.
 """
 
 from __future__ import annotations
@@ -19,6 +23,9 @@ MOST = 2.0
 # After a disappointing change at most this many decisions are skipped, and a step that is slower by this factor ends the pause.
 LONGEST_PAUSE = 64
 PATIENCE = 1.25
+# The overhead is estimated when a rank's share changes by at least this fraction. It is at most this multiple of an even share.
+ENOUGH = 0.2
+MOST_OVERHEAD = 4.0
 # A rank whose even share has at least this many units keeps at least as many, because batch normalization refuses a single row.
 LEAST = 2
 
@@ -43,15 +50,16 @@ class Timing:
 class Balancer:
     """Decides on the shares of one world. It learns from the effect of earlier changes, and all ranks learn the same.
 
-    If a change saves less than half of the predicted time, a pause follows, twice as long as the last one: times vary by
-    chance, and not all of a step's time is proportional to rows. A change that saves more shortens the next pause. A step that
+    The times before and after a change tell the overhead. If a change saves less than half of the predicted time, a pause
+    follows, twice as long as the last one: times vary by chance. A change that saves more shortens the next pause. A step that
     takes much longer than before ends a pause.
     """
 
     def __init__(self) -> None:
-        # The seconds of a step before the last change, and those predicted for after it; None once they were compared with the
-        # actual ones.
-        self._promise: tuple[float, float] | None = None
+        # The shares before the last change with each rank's seconds, and the seconds predicted for a step after it; None once
+        # they were compared with the actual ones.
+        self._promise: tuple[tuple[int, ...], Sequence[float], float] | None = None
+        self._overhead: float | None = None
         # How many decisions to skip from now on, and how many after the next disappointing change.
         self._left_out, self._pause = 0, 1
         self._paused_at = 0.0
@@ -59,21 +67,26 @@ class Balancer:
     def decide(self, shares: tuple[int, ...], seconds: Sequence[float], least: int = LEAST) -> tuple[int, ...]:
         """Return the shares for the next steps, as ``balanced`` does, or the same ones during a pause."""
         now = max(seconds)
-        self._judge(now)
+        self._judge(shares, seconds)
         if self._left_out and now < PATIENCE * self._paused_at:
             self._left_out -= 1
             return shares
-        chosen = balanced(shares, seconds, least)
+        overhead = self._overhead or 0.0
+        chosen = balanced(shares, seconds, least, overhead)
         if chosen != shares:
-            self._promise = now, max(_predicted(shares, seconds, chosen))
+            self._promise = shares, seconds, max(_predicted(shares, seconds, chosen, overhead))
         return chosen
 
-    def _judge(self, now: float) -> None:
-        """Compare the time of a step with the prediction for the last change."""
+    def _judge(self, shares: tuple[int, ...], seconds: Sequence[float]) -> None:
+        """Compare the times of a step with those before the last change, and with what was predicted."""
         if self._promise is None:
             return
-        before, predicted = self._promise
+        shares_before, seconds_before, predicted = self._promise
         self._promise = None
+        found = estimate_overhead(shares_before, seconds_before, shares, seconds)
+        if found is not None:
+            self._overhead = found if self._overhead is None else (self._overhead + found) / 2
+        before, now = max(seconds_before), max(seconds)
         if now > (before + predicted) / 2:
             self._left_out, self._paused_at = self._pause, now
             self._pause = min(2 * self._pause, LONGEST_PAUSE)
@@ -86,11 +99,30 @@ def even(units: int, size: int) -> tuple[int, ...]:
     return tuple((rank + 1) * units // size - rank * units // size for rank in range(size))
 
 
-def balanced(shares: Sequence[int], seconds: Sequence[float], least: int = LEAST) -> tuple[int, ...]:
+def estimate_overhead(
+    shares_before: Sequence[int], seconds_before: Sequence[float], shares: Sequence[int], seconds: Sequence[float]
+) -> float | None:
+    """Return the overhead that explains how the time of the rank with the largest change has changed; None if that is small."""
+    _, rank = max(
+        (abs(now - then) / then, rank) for rank, (then, now) in enumerate(zip(shares_before, shares, strict=True))
+    )
+    then, now = shares_before[rank], shares[rank]
+    if abs(now - then) < ENOUGH * then:
+        return None
+    most = MOST_OVERHEAD * sum(shares) / len(shares)
+    slower = seconds[rank] / seconds_before[rank]
+    if (slower - 1) * (now - then) <= 0:
+        return most  # the share made no difference
+    return min(max((slower * then - now) / (1 - slower), 0.0), most)
+
+
+def balanced(
+    shares: Sequence[int], seconds: Sequence[float], least: int = LEAST, overhead: float = 0.0
+) -> tuple[int, ...]:
     """Return the shares for the next steps; the same ones if others would gain too little.
 
     shares: each rank's units in each step. seconds: each rank's time for them, in rank order, without its waiting for others.
-    If some rank's seconds are not positive, it has not been measured, and nothing changes.
+    If some rank's seconds are not positive, it has not been measured, and nothing changes. overhead: in units.
     """
     units, size = sum(shares), len(shares)
     low = min(least, units // size)
@@ -98,11 +130,11 @@ def balanced(shares: Sequence[int], seconds: Sequence[float], least: int = LEAST
         return tuple(shares)
     high = MOST * units / size
     assert all(low <= share <= high for share in shares), shares
-    speeds = [share / needed for share, needed in zip(shares, seconds, strict=True)]
-    wanted = _in_proportion(units, speeds, low, high)
+    speeds = [(share + overhead) / needed for share, needed in zip(shares, seconds, strict=True)]
+    wanted = _in_proportion(units, speeds, low, high, overhead)
     damped = [share + DAMPING * (want - share) for share, want in zip(shares, wanted, strict=True)]
-    chosen = _whole(units, damped, speeds, high)
-    then = max(_predicted(shares, seconds, chosen))
+    chosen = _whole(units, damped, speeds, high, overhead)
+    then = max(_predicted(shares, seconds, chosen, overhead))
     return chosen if then <= (1 - LEAST_GAIN) * max(seconds) else tuple(shares)
 
 
@@ -112,28 +144,33 @@ def apportion(rows: int, shares: Sequence[int]) -> tuple[int, ...]:
     return tuple(stop - start for start, stop in itertools.pairwise(bounds))
 
 
-def _predicted(shares: Sequence[int], seconds: Sequence[float], chosen: Sequence[int]) -> list[float]:
-    """Return the seconds that each rank will need for ``chosen`` shares, if its time is proportional to its units."""
-    return [needed * after / before for before, needed, after in zip(shares, seconds, chosen, strict=True)]
+def _predicted(shares: Sequence[int], seconds: Sequence[float], chosen: Sequence[int], overhead: float) -> list[float]:
+    """Return the seconds that each rank will need for ``chosen`` shares."""
+    return [
+        needed * (after + overhead) / (before + overhead)
+        for before, needed, after in zip(shares, seconds, chosen, strict=True)
+    ]
 
 
-def _in_proportion(units: int, speeds: Sequence[float], low: float, high: float) -> list[float]:
+def _in_proportion(units: int, speeds: Sequence[float], low: float, high: float, overhead: float) -> list[float]:
     """Return shares from ``low`` to ``high`` that all ranks compute in equal time, except for ranks at a limit."""
 
     def done_in(seconds: float) -> list[float]:
-        return [min(max(seconds * speed, low), high) for speed in speeds]
+        return [min(max(seconds * speed - overhead, low), high) for speed in speeds]
 
-    short, long = 0.0, high / min(speeds)
+    short, long = 0.0, (high + overhead) / min(speeds)
     for _ in range(60):
         middle = (short + long) / 2
         short, long = (middle, long) if sum(done_in(middle)) < units else (short, middle)
     return done_in(long)
 
 
-def _whole(units: int, shares: Sequence[float], speeds: Sequence[float], high: float) -> tuple[int, ...]:
+def _whole(
+    units: int, shares: Sequence[float], speeds: Sequence[float], high: float, overhead: float
+) -> tuple[int, ...]:
     """Round shares down. The remaining units go, one at a time, to the rank that would finish the unit first."""
     whole = [int(share) for share in shares]
     for _ in range(units - sum(whole)):
         able = [rank for rank, share in enumerate(whole) if share + 1 <= high]
-        whole[min(able, key=lambda rank: (whole[rank] + 1) / speeds[rank])] += 1
+        whole[min(able, key=lambda rank: (whole[rank] + 1 + overhead) / speeds[rank])] += 1
     return tuple(whole)

@@ -9,7 +9,7 @@ from data_worlds import THOROUGH
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_elastic.data.balance import LEAST_GAIN, MOST, Balancer, apportion, balanced, even
+from spark_elastic.data.balance import LEAST_GAIN, MOST, Balancer, apportion, balanced, estimate_overhead, even
 from spark_elastic.data.plan import BatchPlan, make_step
 
 speeds = st.lists(st.floats(0.05, 20), min_size=1, max_size=9)
@@ -83,6 +83,41 @@ def test_equal_ranks_whose_times_differ_by_chance_are_left_alone_more_and_more()
         changes += after != shares
         shares = after
     assert changes < 50
+
+
+def with_overhead(shares: tuple[int, ...], speeds: list[float], overhead: float) -> list[float]:
+    return [(overhead + share) / speed for share, speed in zip(shares, speeds, strict=True)]
+
+
+def test_a_slow_rank_is_relieved_of_what_its_overhead_takes_within_a_few_decisions() -> None:
+    """A fast rank's optimizer, commit and calls take it as long as 300 rows, those of the slow rank take three times as long."""
+    speeds, shares, balancer = [3.0, 3.0, 3.0, 1.0], even(2048, 4), Balancer()
+    for _ in range(6):
+        shares = balancer.decide(shares, with_overhead(shares, speeds, 300))
+    assert max(with_overhead(shares, speeds, 300)) <= 1.06 * (2048 + 4 * 300) / sum(speeds)
+    assert shares[3] < 0.5 * 2048 / 10, "its time for a row alone would leave it 204 rows"
+
+
+@THOROUGH
+@given(speeds=speeds, overhead=st.floats(0, 1000), units=st.integers(20, 2000))
+def test_shares_with_an_overhead_are_never_worse_than_even_ones(
+    speeds: list[float], overhead: float, units: int
+) -> None:
+    shares, balancer = even(units, len(speeds)), Balancer()
+    first = max(with_overhead(shares, speeds, overhead))
+    for _ in range(20):
+        shares = balancer.decide(shares, with_overhead(shares, speeds, overhead))
+        assert sum(shares) == units
+        assert max(with_overhead(shares, speeds, overhead)) <= first
+
+
+def test_the_overhead_is_what_explains_how_a_ranks_time_has_changed() -> None:
+    for now in (20, 180):
+        before, after = with_overhead((100, 100), [1, 2], 40), with_overhead((100, now), [1, 2], 40)
+        assert estimate_overhead((100, 100), before, (100, now), after) == pytest.approx(40)
+    assert estimate_overhead((100, 100), [1, 1], (100, 85), [1, 0.9]) is None, "such a small change tells nothing"
+    assert estimate_overhead((100, 100), [1, 1], (150, 50), [1.5, 0.1]) == 0, "as it can not be negative"
+    assert estimate_overhead((100, 100), [1, 1], (150, 50), [1, 1]) == 400, "what no share changes is all overhead"
 
 
 def test_a_pause_ends_when_a_rank_becomes_much_slower() -> None:
