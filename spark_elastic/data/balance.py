@@ -11,18 +11,22 @@ its share and the overhead together.
 from __future__ import annotations
 
 import itertools
+import statistics
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# After a change each rank has to read ahead again. So a change has to save at least this fraction of a step's time, as predicted.
-LEAST_GAIN = 0.05
+# After a change each rank has to read ahead again. So a change has to save at least this fraction of a step's time, as predicted;
+# and DOUBT divided by the number of measurements more, because times vary by chance. At most MOST_MEASUREMENTS count, the newest.
+LEAST_GAIN = 0.03
+DOUBT = 0.12
+MOST_MEASUREMENTS = 8
+# If a rank's time differs from the mean of the earlier ones by this factor, its speed has changed, and those no longer count.
+CHANGED = 1.5
 # A change goes only this fraction of the way to the ideal shares, because speeds change, too.
 DAMPING = 0.75
 # No rank takes more than this multiple of an even share, because batches have to fit into memory.
 MOST = 2.0
-# After a disappointing change at most this many decisions are skipped, and a step that is slower by this factor ends the pause.
-LONGEST_PAUSE = 64
-PATIENCE = 1.25
 # The overhead is estimated when a rank's share changes by at least this fraction. It is at most this multiple of an even share.
 ENOUGH = 0.2
 MOST_OVERHEAD = 4.0
@@ -48,50 +52,48 @@ class Timing:
 
 
 class Balancer:
-    """Decides on the shares of one world. It learns from the effect of earlier changes, and all ranks learn the same.
+    """Decides on the shares of one world, from the mean of what was measured with the present ones.
 
-    The times before and after a change tell the overhead. If a change saves less than half of the predicted time, a pause
-    follows, twice as long as the last one: times vary by chance. A change that saves more shortens the next pause. A step that
-    takes much longer than before ends a pause.
+    The times before and after a change tell the overhead. All ranks learn the same.
     """
 
     def __init__(self) -> None:
-        # The shares before the last change with each rank's seconds, and the seconds predicted for a step after it; None once
-        # they were compared with the actual ones.
-        self._promise: tuple[tuple[int, ...], Sequence[float], float] | None = None
+        self._shares: tuple[int, ...] = ()
+        # Each rank's seconds with these shares, measurement by measurement.
+        self._measured: deque[Sequence[float]] = deque(maxlen=MOST_MEASUREMENTS)
+        # The shares before the last changes, from which the present ones may differ by too little to tell the overhead, and each
+        # rank's mean seconds with them.
+        self._before: tuple[tuple[int, ...], Sequence[float]] | None = None
         self._overhead: float | None = None
-        # How many decisions to skip from now on, and how many after the next disappointing change.
-        self._left_out, self._pause = 0, 1
-        self._paused_at = 0.0
 
     def decide(self, shares: tuple[int, ...], seconds: Sequence[float], least: int = LEAST) -> tuple[int, ...]:
-        """Return the shares for the next steps, as ``balanced`` does, or the same ones during a pause."""
-        now = max(seconds)
-        self._judge(shares, seconds)
-        if self._left_out and now < PATIENCE * self._paused_at:
-            self._left_out -= 1
-            return shares
-        overhead = self._overhead or 0.0
-        chosen = balanced(shares, seconds, least, overhead)
+        """Return the shares for the next steps, as ``balanced`` does; ``seconds`` were measured with ``shares``."""
+        if shares != self._shares:
+            self._measured.clear()
+        elif self._has_changed(seconds):
+            self._measured.clear()
+            self._before = None
+        self._shares = shares
+        self._measured.append(seconds)
+        mean = self._mean()
+        found = None if self._before is None else estimate_overhead(*self._before, shares, mean)
+        known = [each for each in (self._overhead, found) if each is not None]
+        overhead = statistics.fmean(known) if known else None
+        gain = LEAST_GAIN + DOUBT / len(self._measured)
+        chosen = balanced(shares, mean, least, overhead or 0.0, gain)
         if chosen != shares:
-            self._promise = shares, seconds, max(_predicted(shares, seconds, chosen, overhead))
+            self._overhead = overhead
+            if self._before is None or found is not None:
+                self._before = shares, mean
         return chosen
 
-    def _judge(self, shares: tuple[int, ...], seconds: Sequence[float]) -> None:
-        """Compare the times of a step with those before the last change, and with what was predicted."""
-        if self._promise is None:
-            return
-        shares_before, seconds_before, predicted = self._promise
-        self._promise = None
-        found = estimate_overhead(shares_before, seconds_before, shares, seconds)
-        if found is not None:
-            self._overhead = found if self._overhead is None else (self._overhead + found) / 2
-        before, now = max(seconds_before), max(seconds)
-        if now > (before + predicted) / 2:
-            self._left_out, self._paused_at = self._pause, now
-            self._pause = min(2 * self._pause, LONGEST_PAUSE)
-        else:
-            self._left_out, self._pause = 0, max(1, self._pause // 2)
+    def _mean(self) -> list[float]:
+        return [statistics.fmean(own) for own in zip(*self._measured, strict=True)]
+
+    def _has_changed(self, seconds: Sequence[float]) -> bool:
+        """Whether these seconds come from other speeds than those before."""
+        pairs = zip(self._mean(), seconds, strict=True) if self._measured else ()
+        return any(max(then, now) > CHANGED * min(then, now) for then, now in pairs)
 
 
 def even(units: int, size: int) -> tuple[int, ...]:
@@ -117,9 +119,13 @@ def estimate_overhead(
 
 
 def balanced(
-    shares: Sequence[int], seconds: Sequence[float], least: int = LEAST, overhead: float = 0.0
+    shares: Sequence[int],
+    seconds: Sequence[float],
+    least: int = LEAST,
+    overhead: float = 0.0,
+    gain: float = LEAST_GAIN,
 ) -> tuple[int, ...]:
-    """Return the shares for the next steps; the same ones if others would gain too little.
+    """Return the shares for the next steps; the same ones if others would save less than a fraction ``gain`` of a step's time.
 
     shares: each rank's units in each step. seconds: each rank's time for them, in rank order, without its waiting for others.
     If some rank's seconds are not positive, it has not been measured, and nothing changes. overhead: in units.
@@ -135,7 +141,7 @@ def balanced(
     damped = [share + DAMPING * (want - share) for share, want in zip(shares, wanted, strict=True)]
     chosen = _whole(units, damped, speeds, high, overhead)
     then = max(_predicted(shares, seconds, chosen, overhead))
-    return chosen if then <= (1 - LEAST_GAIN) * max(seconds) else tuple(shares)
+    return chosen if then <= (1 - gain) * max(seconds) else tuple(shares)
 
 
 def apportion(rows: int, shares: Sequence[int]) -> tuple[int, ...]:

@@ -9,7 +9,16 @@ from data_worlds import THOROUGH
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_elastic.data.balance import LEAST_GAIN, MOST, Balancer, apportion, balanced, estimate_overhead, even
+from spark_elastic.data.balance import (
+    LEAST_GAIN,
+    MOST,
+    MOST_MEASUREMENTS,
+    Balancer,
+    apportion,
+    balanced,
+    estimate_overhead,
+    even,
+)
 from spark_elastic.data.plan import BatchPlan, make_step
 
 speeds = st.lists(st.floats(0.05, 20), min_size=1, max_size=9)
@@ -120,14 +129,20 @@ def test_the_overhead_is_what_explains_how_a_ranks_time_has_changed() -> None:
     assert estimate_overhead((100, 100), [1, 1], (150, 50), [1, 1]) == 400, "what no share changes is all overhead"
 
 
-def test_a_pause_ends_when_a_rank_becomes_much_slower() -> None:
+def test_a_small_gain_has_to_be_seen_more_often_than_a_large_one() -> None:
     balancer = Balancer()
-    after = balancer.decide((50, 50), [1.0, 1.2])
-    assert after != (50, 50)
-    assert balancer.decide(after, [1.0, 1.2]) == after, "it has brought nothing"
-    assert balancer.decide(after, [1.0, 1.2]) != after
-    balancer.decide(after, [1.0, 1.2])
-    assert balancer.decide(after, [1.0, 3.0]) != after
+    decided = [balancer.decide((50, 50), [1.0, 1.15]) for _ in range(MOST_MEASUREMENTS)]
+    assert decided[0] == (50, 50)
+    assert sum(decided[-1]) == 100
+    assert decided[-1][1] < 50
+    assert Balancer().decide((50, 50), [1.0, 1.5]) != (50, 50)
+
+
+def test_a_rank_that_has_become_much_slower_is_relieved_at_once_whatever_was_measured_before() -> None:
+    balancer = Balancer()
+    for _ in range(20):
+        assert balancer.decide((50, 50), [1.0, 1.0]) == (50, 50)
+    assert balancer.decide((50, 50), [1.0, 3.0]) == balanced((50, 50), [1.0, 3.0])
 
 
 @THOROUGH
