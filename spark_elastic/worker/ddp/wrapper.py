@@ -11,6 +11,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -72,14 +73,32 @@ class _Inner(nn.parallel.DistributedDataParallel):
         )
 
 
+@dataclass(slots=True)
+class _Here:
+    """What a wrapped model has in one world. It also keeps torch's wrapper from becoming a submodule of ours."""
+
+    world: World | None = None
+    ddp: _Inner | None = None
+    # Set if the State's loader was made with shards=. Torch's wrapper is not used then.
+    sharding: Sharding | None = None
+    by_hand: RowsByHand | None = None
+    # What is trained now, and what torch's wrapper was made for.
+    content: Content | None = None
+    reduced: Content | None = None
+    # The last backward pass in which torch's wrapper was made ready to reduce; -1 after a forward.
+    backward_pass: int = -1
+    was_reduced: bool = False
+    rows_given: set[int] = field(default_factory=set)
+
+
 class _Call:
     """One forward of a wrapped model: its share of a global batch, and the reduction to which its backward belongs."""
 
     def __init__(self, model: DistributedDataParallel, inputs: list[torch.Tensor], world: World) -> None:
-        by_hand = model._by_hand
+        here, by_hand = model._here, model._here.by_hand
         self._model = model
         # A weak reference: a loss that user code keeps must not keep the reducer alive, which would reduce later passes, too.
-        self._ddp = None if model._ddp is None else weakref.ref(model._ddp)
+        self._ddp = None if here.ddp is None else weakref.ref(here.ddp)
         self._syncs = model._syncs
         self._by_hand = None if by_hand is None or by_hand.was_used else by_hand
         self._share = 1.0
@@ -96,7 +115,7 @@ class _Call:
 
     @property
     def weight(self) -> float:
-        by_hand = self._by_hand or self._model._by_hand
+        by_hand = self._by_hand or self._model._here.by_hand
         if by_hand is None:
             return self._share
         by_hand.was_used = True
@@ -112,11 +131,11 @@ class _Call:
 
     def enter_backward(self) -> None:
         """Make torch reduce gradients in this pass. By itself, torch does so only in the first pass after a forward."""
-        model, task = self._model, torch._C._current_graph_task_id()
+        here, task = self._model._here, torch._C._current_graph_task_id()
         ddp = None if self._ddp is None else self._ddp()
-        if not self._syncs or model._pass == task or ddp is None or ddp is not model._ddp:
+        if not self._syncs or here.backward_pass == task or ddp is None or ddp is not here.ddp:
             return
-        if -1 < model._pass <= weighting.accumulated and not ddp.static_graph:
+        if -1 < here.backward_pass <= weighting.accumulated and not ddp.static_graph:
             if ddp.find_unused_parameters:
                 raise SparkElasticError(
                     "with find_unused_parameters=True gradients are reduced in one backward pass after each forward: sum the "
@@ -124,11 +143,14 @@ class _Call:
                 )
             ddp.reducer._rebuild_buckets()
             ddp.reducer.prepare_for_backward([])
-        model._keep(_pass=task, was_reduced=False)
-        engine = torch.autograd.Variable._execution_engine
-        engine.queue_callback(lambda: model._keep(was_reduced=weighting.accumulated >= task))
-        if model._world is not None:
-            wait_in_backward(model._world)
+        here.backward_pass, here.was_reduced = task, False
+
+        def note_end() -> None:
+            here.was_reduced = weighting.accumulated >= task
+
+        torch.autograd.Variable._execution_engine.queue_callback(note_end)
+        if here.world is not None:
+            wait_in_backward(here.world)
 
 
 # All wrappers of this process that are still alive.
@@ -160,25 +182,6 @@ class DistributedDataParallel(nn.Module):
     ranks have to make the same change at the same step, or the job ends with ``RanksDifferError``.
     """
 
-    # What ``_keep`` sets, outside the module's own attributes.
-    _ddp: _Inner | None
-    _world: World | None
-    _by_hand: RowsByHand | None
-    _row_source: RowSource | None
-    _comm_hook: CommHook | None
-    _content: Content | None
-    _reduced: Content | None
-    # Set if the State's loader was made with shards=. Torch's wrapper is not used then.
-    _sharding: Sharding | None
-    _ddp_kwargs: dict[str, Any]
-    _syncs: bool
-    # The last backward pass in which torch's wrapper was made ready to reduce; -1 after a forward.
-    _pass: int
-    # Whether a pass has reduced gradients since the last forward; see ``weighting.Model``.
-    was_reduced: bool
-    # The numbers of rows of the tensors that the last forward with gradients was given; empty if there was none.
-    rows_given: set[int]
-
     def __init__(self, module: nn.Module, **ddp_kwargs: object) -> None:
         """Wrap the module itself, not a copy, and register it with the job, if there is one.
 
@@ -196,8 +199,11 @@ class DistributedDataParallel(nn.Module):
             if name not in _ARGUMENTS:
                 raise TypeError(f"DistributedDataParallel() got an unexpected keyword argument {name!r}")
         self.module = module
-        self._keep(_ddp_kwargs=ddp_kwargs, _row_source=None, _comm_hook=None, _syncs=True, was_reduced=False)
-        self._leave()
+        self._ddp_kwargs: dict[str, Any] = ddp_kwargs
+        self._row_source: RowSource | None = None
+        self._comm_hook: CommHook | None = None
+        self._syncs = True
+        self._here = _Here()
         wrappers.add(self)
         job = current_job()
         if job is not None:
@@ -213,7 +219,7 @@ class DistributedDataParallel(nn.Module):
     def attach(self, world: World) -> None:
         """Build torch's wrapper for a world. All ranks hold the same parameters already, so nothing is sent."""
         self._leave()
-        self._keep(_world=world)
+        self._here.world = world
         if world.size > 1:
             self._build()
             _leave_out_of_graphs()
@@ -223,8 +229,9 @@ class DistributedDataParallel(nn.Module):
 
         Raises ``RanksDifferError`` on all ranks if they differ, and ``WorkerLostError``.
         """
-        if self._world is not None and self._world.size > 1:
-            check_agreement(models, self._world)
+        world = self._here.world
+        if world is not None and world.size > 1:
+            check_agreement(models, world)
 
     def detach(self) -> None:
         """Drop torch's wrapper, which holds the old process group and is useless after a failed backward."""
@@ -233,14 +240,14 @@ class DistributedDataParallel(nn.Module):
 
     def follow_rows(self, source: RowSource | None) -> None:
         """Weight forwards by the rows that ``source`` reports for each rank, unless one of our loaders delivered the batch."""
-        self._keep(_row_source=source)
+        self._row_source = source
 
     def shard(self, sharding: Sharding | None) -> None:
         """Train in loops over ``parts`` from now on; with None, no longer."""
-        if sharding is not None and self._ddp is not None:
+        if sharding is not None and self._here.ddp is not None:
             weighting.clear()
-            self._keep(_ddp=None)
-        self._keep(_sharding=sharding)
+            self._here.ddp = None
+        self._here.sharding = sharding
 
     def parts(self, batch: object) -> Parts:
         """Return an iterable of the shards of a batch that this rank computes. Requires a loader made with ``shards=``.
@@ -256,12 +263,12 @@ class DistributedDataParallel(nn.Module):
         ``parts.means["loss"]`` is afterwards the mean over all rows of the global batch. Ranks have different numbers of parts,
         so there must be no collective, no optimizer step and no commit inside the loop, and it must not be left early.
         """
-        if self._sharding is None:
+        if self._here.sharding is None:
             raise SparkElasticError(
                 "model.parts(batch) belongs in an elastic function whose State has the model and, as its loader, one that was "
                 "made with shards=: se.data.ParquetLoader(url, global_batch_size=…, shards=…)"
             )
-        return self._sharding.parts(self, batch)
+        return self._here.sharding.parts(self, batch)
 
     def set_rows(self, rows: float) -> None:
         """Set the weight of this rank's part of a global batch: its number of unmasked rows, say, or of tokens for a token mean.
@@ -276,31 +283,42 @@ class DistributedDataParallel(nn.Module):
             weight = math.nan
         if not 0 <= weight < math.inf:
             raise ValueError(f"rows must be a number from 0 on, not {rows!r}")
-        if self._sharding is not None:
+        if self._here.sharding is not None:
             raise SparkElasticError(
                 "set_rows is a collective, and ranks compute different numbers of shards: with shards= a part weighs its rows"
             )
-        world = self._world
+        world = self._here.world
         if world is not None and world.size > 1:
-            self._keep(_by_hand=RowsByHand(weight, world))
+            self._here.by_hand = RowsByHand(weight, world)
 
     @property
     def has_rows_set(self) -> bool:
         """Whether ``set_rows`` weights this step."""
-        return self._by_hand is not None
+        return self._here.by_hand is not None
+
+    @property
+    def rows_given(self) -> set[int]:
+        """The numbers of rows of the tensors that the last forward with gradients was given; empty if there was none."""
+        return self._here.rows_given
+
+    @property
+    def was_reduced(self) -> bool:
+        """Whether a pass has reduced gradients since the last forward; see ``weighting.Model``."""
+        return self._here.was_reduced
 
     def forget_rows(self) -> None:
         """Forget the weight from ``set_rows``, because a step is over. The State calls this at each commit.
 
         Warns if no backward pass has used the weight.
         """
-        if self._by_hand is not None and not self._by_hand.was_used:
+        here = self._here
+        if here.by_hand is not None and not here.by_hand.was_used:
             warnings.warn(
-                f"set_rows({self._by_hand.rows:g}) had no effect, as no backward() came between it and the commit: call it "
+                f"set_rows({here.by_hand.rows:g}) had no effect, as no backward() came between it and the commit: call it "
                 "before the backward() of the batch that it is about",
                 stacklevel=depth_of_user(),
             )
-        self._keep(_by_hand=None, was_reduced=False)
+        here.by_hand, here.was_reduced = None, False
         weighting.forget()
 
     def register_comm_hook(self, state: object, hook: Callable[..., object]) -> None:
@@ -312,21 +330,21 @@ class DistributedDataParallel(nn.Module):
         passed on unchanged; give a function instead if ranks that hold different objects, such as newcomers, would send
         different things. Gradients arrive at the hook weighted by rows, so that their mean over ranks is the mean over rows.
         """
-        self._keep(_comm_hook=CommHook(state, hook))
-        if self._sharding is not None:
+        self._comm_hook = CommHook(state, hook)
+        if self._here.sharding is not None:
             raise SparkElasticError("a communication hook is not called with shards=; leave register_comm_hook out")
-        if self._ddp is not None:
+        if self._here.ddp is not None:
             self._build()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Accumulate gradients locally. As with torch's wrapper, the next backward outside this context reduces them."""
         before = self._syncs
-        self._keep(_syncs=False)
+        self._syncs = False
         try:
             yield
         finally:
-            self._keep(_syncs=before)
+            self._syncs = before
 
     @property
     def require_backward_grad_sync(self) -> bool:
@@ -335,13 +353,13 @@ class DistributedDataParallel(nn.Module):
 
     @require_backward_grad_sync.setter
     def require_backward_grad_sync(self, value: bool) -> None:
-        self._keep(_syncs=bool(value))
+        self._syncs = bool(value)
 
     def forward(self, *args: object, **kwargs: object) -> Any:
         """Call the module. Raises ``WorkerLostError`` if the world is known to be broken."""
-        world = self._world
-        if self._sharding is not None:
-            return self._sharding.forward(self, args, kwargs)
+        world, sharding = self._here.world, self._here.sharding
+        if sharding is not None:
+            return sharding.forward(self, args, kwargs)
         if world is None or world.size == 1:
             return self.module(*args, **kwargs)
         if world.is_broken():
@@ -354,11 +372,12 @@ class DistributedDataParallel(nn.Module):
         return self._call_module(args, kwargs, call, world)
 
     def _call_module(self, args: Any, kwargs: Any, call: _Call | None, world: World) -> object:
-        if self._ddp is None or (call is None and torch.is_grad_enabled()):
+        ddp = self._here.ddp
+        if ddp is None or (call is None and torch.is_grad_enabled()):
             return self.module(*args, **kwargs)
-        self._ddp.require_backward_grad_sync = self._syncs
+        ddp.require_backward_grad_sync = self._syncs
         try:
-            outputs = self._ddp(*args, **kwargs)
+            outputs = ddp(*args, **kwargs)
         except RuntimeError as error:
             if world.is_broken():
                 raise world.lost(error) from error
@@ -373,7 +392,7 @@ class DistributedDataParallel(nn.Module):
         if call is None:
             return outputs
         if self._syncs:
-            self._keep(_pass=-1)
+            self._here.backward_pass = -1
         return mark_outputs(outputs, call, call.delivery)
 
     def _begin(self, inputs: list[torch.Tensor], world: World) -> _Call | None:
@@ -386,7 +405,7 @@ class DistributedDataParallel(nn.Module):
         if not content.trainable:
             return None
         refuse_transforms(self.module, inputs)
-        self._keep(rows_given={len(value) for value in inputs if value.dim()}, was_reduced=False)
+        self._here.rows_given, self._here.was_reduced = {len(value) for value in inputs if value.dim()}, False
         call = _Call(self, inputs, world)
         if call.delivery is None:
             same_inputs.note(inputs)
@@ -395,36 +414,35 @@ class DistributedDataParallel(nn.Module):
 
     def follow_content(self) -> Content:
         """Return which parameters are trained now. If they have changed, all ranks compare the change in a collective."""
-        content = self._content
+        here, content = self._here, self._here.content
         if content is None or not content.is_current():
-            content = Content(self.module)
-            self._keep(_content=content)
-            if content.trainable and not content.is_trained_as(self._reduced):
-                if self._world is not None:
+            here.content = content = Content(self.module)
+            if content.trainable and not content.is_trained_as(here.reduced):
+                if here.world is not None:
                     # The driver is told before the collective, which a rank without this change would not enter.
-                    self._world.compares(describe_change(self.module, self._reduced))
+                    here.world.compares(describe_change(self.module, here.reduced))
                 self._build()
                 self.compare([self])
-            elif content.trainable and not content.is_where(self._reduced):
+            elif content.trainable and not content.is_where(here.reduced):
                 self._build()  # without other ranks: a newcomer's model moves to its GPU, where those of survivors already are
         return content
 
     def _build(self) -> None:
         """Make torch's wrapper for the parameters that require gradients now."""
-        content = Content(self.module)
+        here, content = self._here, Content(self.module)
         trainable = content.trainable
         self._drop_wrapper()
-        self._keep(_content=content, _reduced=content)
-        if not trainable or self._sharding is not None or shards_in_use() is not None:
+        here.content = here.reduced = content
+        if not trainable or here.sharding is not None or shards_in_use() is not None:
             return
         device = trainable[0].device
         ids = [device] if device.type == "cuda" else None
-        if ids is not None and self._world is not None and not self._world.group.runs_ahead:
+        if ids is not None and here.world is not None and not here.world.group.runs_ahead:
             warn_of_early_gradients()
         ddp = _Inner(self.module, device_ids=ids, init_sync=False, **self._ddp_kwargs)
         if self._comm_hook is not None:
             self._comm_hook.register(ddp)
-        self._keep(_ddp=ddp)
+        here.ddp = ddp
         if any(isinstance(part, nn.SyncBatchNorm) for part in self.module.modules()):
             weighting.weigh_at_outputs()
         own = set(getattr(self.module, "_ddp_params_and_buffers_to_ignore", ()))
@@ -434,20 +452,14 @@ class DistributedDataParallel(nn.Module):
     def _leave(self) -> None:
         loops.abandon()
         self._drop_wrapper()
-        self._keep(rows_given=set(), was_reduced=False, _sharding=None)
-        self._keep(_world=None, _by_hand=None, _reduced=None, _content=None, _pass=-1)
+        self._here = _Here()
 
     def _drop_wrapper(self) -> None:
         """Let go of torch's wrapper. torch.compile may hold it for a while, and its reducer would go on to reduce gradients."""
-        if (ddp := vars(self).get("_ddp")) is not None:
+        if self._here.ddp is not None:
             for part in ("reducer", "logger"):
-                vars(ddp).pop(part, None)
-        self._keep(_ddp=None)
-
-    def _keep(self, **values: object) -> None:
-        # These are not attributes of the Module protocol, so that torch's wrapper does not become a submodule of this one.
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
+                vars(self._here.ddp).pop(part, None)
+        self._here.ddp = None
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -462,8 +474,7 @@ class DistributedDataParallel(nn.Module):
 
     def __getstate__(self) -> dict[str, object]:
         """Return the state for copies and pickles, which contain the module and nothing of the world."""
-        outside = ("_ddp", "_world", "_by_hand", "_row_source", "_reduced", "_content", "_sharding")
-        return {**self.__dict__, **dict.fromkeys(outside), "rows_given": set()}
+        return {**self.__dict__, "_here": _Here(), "_row_source": None}
 
 
 @functools.cache

@@ -50,7 +50,7 @@ def use_hook(folder: Path, rank: int, name: str) -> list[str]:
         if rank in ranks:
             with world(folder, ranks.index(rank), len(ranks), [model], generation):
                 errors = list(steps(model, ranks.index(rank), len(ranks)))
-                assert len(model._ddp._comm_hooks) == 1
+                assert len(model._here.ddp._comm_hooks) == 1
             if max(errors) > tolerance or (tolerance > 1 and max(errors) < 1e-6):
                 wrong.append(f"{name}, generation {generation}: {errors}")
             if isinstance(state, list):
@@ -117,7 +117,7 @@ def register_late_and_within(folder: Path, rank: int) -> None:
         assert max(steps(model, rank, 2)) < 1e-6
         assert len(calls) >= STEPS
         with pytest.raises(SparkElasticError, match="register_comm_hook of the spark_elastic"):
-            model._ddp.register_comm_hook(None, fp16_compress_hook)
+            model._here.ddp.register_comm_hook(None, fp16_compress_hook)
 
 
 def test_a_comm_hook_may_be_registered_within_a_world_and_replaces_the_one_before() -> None:

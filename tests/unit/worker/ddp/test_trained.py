@@ -96,12 +96,12 @@ def move_on_one_rank(folder: Path, rank: int) -> tuple[bool, list[str], list[flo
     told: list[str] = []
     with world(folder, rank, 2, [model]) as formed:
         formed.compares = told.append
-        before = model._ddp
+        before = model._here.ddp
         if rank == 1:
             weight.device = torch.device("cpu", 0)  # which is another name
         for _ in range(3):
             model(torch.full((1, 2), float(rank))).sum().backward()
-        return model._ddp is before, told, weight.grad.flatten().tolist()
+        return model._here.ddp is before, told, weight.grad.flatten().tolist()
 
 
 def test_a_model_that_moves_to_another_device_on_one_rank_is_reduced_there_and_needs_no_collective() -> None:

@@ -120,5 +120,5 @@ def test_copies_and_pickles_hold_the_module_only() -> None:
     model = wrapped()
     model.attach(SimpleNamespace(size=1))  # type: ignore[arg-type]
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert other._world is None
+        assert other._here.world is None
         assert torch.equal(other(torch.ones(1, 3)), model(torch.ones(1, 3)))

@@ -53,7 +53,7 @@ def keep_a_loss(folder: Path, rank: int) -> bool:
     model = DistributedDataParallel(net())
     with world(folder, rank, 2, [model], 0):
         loss = model(torch.ones(4, 8)).sum()
-        torchs = weakref.ref(model._ddp)
+        torchs = weakref.ref(model._here.ddp)
     return torchs() is None and loss.requires_grad
 
 
@@ -73,7 +73,7 @@ def keep_the_wrapper(folder: Path, rank: int) -> list[int]:
     model.register_comm_hook(seen, note_and_reduce)
     for number in range(2):
         with world(folder, rank, 2, [model], number):
-            kept.append(model._ddp)
+            kept.append(model._here.ddp)
             loss = model(torch.ones(1, 1)).sum()
             if number:
                 loss.backward()
