@@ -98,6 +98,24 @@ def test_a_job_whose_workers_are_all_lost_goes_on_from_its_checkpoint(run: Any, 
     assert result.of("checkpoint_restored")[0]["values"]["step"] == 1  # the interval is a minute
 
 
+@pytest.mark.parametrize("commit", ["copy", "in_place", "sharded"])
+def test_a_sync_by_user_code_gives_ranks_equal_values_and_takes_no_step_back(
+    run: Any, tmp_path: Path, commit: str
+) -> None:
+    """It restored the durable checkpoint in each call, and a slow rank read what was sent by the call after it."""
+    run(training.sync_by_hand, commit, 3, min_np=3, max_np=3, checkpoint=tmp_path)
+    result = run(
+        training.sync_by_hand, commit, 9, min_np=3, max_np=3, checkpoint=tmp_path, checkpoint_interval=1000.0,
+        faults=[kill(rank=1, step=6)],
+    )  # fmt: skip
+    assert len(result.of("world_broken")) == 1
+    for each in result.results:
+        steps = [step for _, step in each["found"]]
+        assert steps == sorted(set(steps))
+        assert steps[-3:] == [7, 8, 9]
+        assert each["weights"] == result.results[0]["weights"]
+
+
 def test_the_best_is_kept_through_a_kill_and_by_runs_that_go_on(run: Any, tmp_path: Path) -> None:
     def best() -> float:
         return load_model(str(tmp_path), torch.nn.Linear(1, 1, bias=False), best=True).weight.item()

@@ -1339,3 +1339,33 @@ def touch_and_grow(path: str, size: int) -> int:
         return se.size()
 
     return train(state)
+
+
+def sync_by_hand(commit: str, steps: int) -> dict[str, Any]:
+    """Call ``sync`` after each commit, and twice more after ranks have set an attribute differently."""
+    import torch
+
+    import spark_elastic as se
+
+    model = se.DistributedDataParallel(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    state = se.TorchState(model=model, optimizer=optimizer, commit=commit, steps=0, best=0)
+    found: list[tuple[int, int]] = []
+
+    @se.elastic
+    def train(state: Any) -> None:
+        while state.steps < steps:
+            optimizer.zero_grad()
+            state.model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+            state.steps += 1
+            state.commit()
+            state.sync()
+            found.append((se.generation(), state.steps))
+            for _ in range(2):
+                state.best = 100 * state.steps + se.rank()
+                state.sync()
+                assert state.best == 100 * state.steps + state.donor
+
+    train(state)
+    return {"found": found, "weights": model.module.weight.tolist()}

@@ -175,15 +175,15 @@ def _attribute(place: str) -> str:
     return place.partition("[")[0].partition(".")[0]
 
 
-def find_unequal(world: World, attributes: Mapping[str, object]) -> list[str]:
+def find_unequal(world: World, attributes: Mapping[str, object], number: int) -> list[str]:
     """Return the names of attributes whose values differ between the ranks of a world, the same on all of them.
 
-    All ranks call this, and wait for each other. Raises ``WorkerLostError``.
+    All ranks call this, and wait for each other. ``number`` is new in this world. Raises ``WorkerLostError``.
     """
     if world.size == 1:
         return []
     values = take_values(attributes)
-    return [] if len(set(world.gather(values.digest))) == 1 else [*_compare(world, "values", values)]
+    return [] if len(set(world.gather(values.digest))) == 1 else [*_compare(world, f"values of sync {number}", values)]
 
 
 def _compare(world: World, key: str, mine: Values) -> dict[str, str]:

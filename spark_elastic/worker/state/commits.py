@@ -65,6 +65,8 @@ class Commits:
         self.restored_size = 0
         # Whether the user's function is running. No sync follows a restore that it requests.
         self.is_entered = False
+        # How often this generation has been synced: once as it begins, and again if user code asks for it.
+        self.syncs = 0
         self._is_recording = False
         self._is_settled = True
         self._plain = PlainValues()
@@ -251,7 +253,7 @@ class Commits:
 
     def enter(self, state: State, job: Job, world: World) -> None:
         """Begin a generation, whose commits are made by this state."""
-        self._exchange = None
+        self._exchange, self.syncs = None, 0
         if job.checkpoints is None:
             self._durable = None
         elif self.keeper is None:

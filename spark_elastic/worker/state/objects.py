@@ -173,10 +173,9 @@ class ObjectState(State):
     def sync(self) -> None:
         """Bring every rank to the newest commit: ranks that lack it receive it, the others keep theirs. This is a collective.
 
-        Plain values and other tensors that ranks have set differently become those of rank ``donor`` on all of them.
-
-        In a fixed world (``run(elastic=False)``) without an elastic function, call it once above the training loop. All ranks
-        then continue from the newest durable checkpoint, or from the values of rank 0 if there is none.
+        Plain values and other tensors that ranks have set differently become those of rank ``donor`` on all of them. A further
+        call in the elastic function does just that. In a fixed world (``run(elastic=False)``), call it once above the training
+        loop: all ranks then continue from the newest durable checkpoint, or from the values of rank 0 if there is none.
         """
         if self._begin_if_fixed():
             return
@@ -186,6 +185,9 @@ class ObjectState(State):
             self._take(self._commits.steps, 1)
             self._keeper.settle()
             return
+        self._commits.syncs += 1
+        if self._commits.syncs > 1:
+            return self._agree(world)
         is_first = world.newest_commit is None
         if is_first and world.rank == 0:
             # A job without commits begins with the state of rank 0.
@@ -193,8 +195,8 @@ class ObjectState(State):
             self._take(self._commits.steps, self._commits.restored_size)
             self._keeper.settle()
         arrived = self._keeper.catch_up(world, self._values(shared=True), self._tell)
+        job = current_job()
         if arrived is not None:
-            job = current_job()
             if job is not None and not self._keeper.is_joint:
                 # From here on this rank holds the commit, even if the next loss comes before the generation is sealed.
                 job.control.commit = world.newest_commit
@@ -203,22 +205,20 @@ class ObjectState(State):
                 self._commits.restored_size = arrived.skeleton["size"]
         if not is_first:
             self._agree(world)
-        job = current_job()
         if job is not None and not job.is_fixed:
             self._keeper.divide(world, self._values(shared=True))
 
     def _agree(self, world: World) -> None:
         """Give all ranks the donor's values of the attributes that ranks have set differently before the last commit."""
-        values = self._values(shared=True)
-        unequal = find_unequal(world, values)
+        values, copy, number = self._values(shared=True), Snapshot(), self._commits.syncs
+        unequal = find_unequal(world, values, number)
         if not unequal:
             return
-        copy = Snapshot()
         if world.rank == self.donor:
             chosen = {name: values[name] for name in unequal if name in values}
             copy.take({"objects": chosen, "same": Places(chosen, self._first_places).same}, None)
             copy.wait()
-        if hand_out(world, self.donor, copy, "unequal"):
+        if hand_out(world, self.donor, copy, f"sync {number}"):
             received = copy.view()
             for name in unequal:
                 if name not in received["objects"] and name in values:
