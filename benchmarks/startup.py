@@ -101,7 +101,9 @@ def measure(call: Callable[[], tuple[float, float]]) -> tuple[float, float]:
 
 def imports(interpreters: int) -> float:
     """The seconds that so many interpreters take to import torch and ourselves, all at once."""
-    code = "import os; from spark_elastic.worker import warm_parent; warm_parent.import_everything(); os._exit(0)"
+    code = (
+        "import os; from spark_elastic.worker.process import warm_parent; warm_parent.import_everything(); os._exit(0)"
+    )
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     start = time.time()
     for process in [subprocess.Popen([sys.executable, "-c", code], env=environment) for _ in range(interpreters)]:

@@ -82,6 +82,11 @@ class ElasticDataLoader(PositionedLoader[Any]):
         check_switches(shuffle=shuffle, drop_last=drop_last)
         seed = whole_number("seed", seed, 0)
         plan = BatchPlan(batch_size, global_batch_size, drop_last, shards, balance)
+        if isinstance(dataset, DataLoader):
+            raise TypeError(
+                "an ElasticDataLoader takes a dataset and makes the DataLoader itself: give loader.dataset, and the loader's "
+                "collate_fn= and num_workers="
+            )
         if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
             raise ValueError(f"{type(dataset).__name__} is not a map-style dataset: it needs __getitem__ and __len__")
         for name in _OURS:

@@ -409,14 +409,11 @@ class PositionedLoader(Generic[T]):
         before = after = tracker.shares or even(plan.shards or plan.batch(tracker.size), tracker.size)
         if plan.balance is not None:
             after = self._balancer.decide(before, everybody, least=LEAST if plan.shards is None else 1)
-        period, fixed, unit = (
-            self._stopwatch.period(),
-            self._stopwatch.fixed(),
-            "rows" if plan.shards is None else "shards",
-        )
+        period, fixed = self._stopwatch.period(), self._stopwatch.fixed()
         self._stopwatch.clear()
         if after != before:
             tracker.divide(after)
+        unit = "rows" if plan.shards is None else "shards"
         return Timing(before, after, tuple(everybody), unit, period, plan.batch(tracker.size), fixed)
 
     def __iter__(self) -> Iterator[T]:

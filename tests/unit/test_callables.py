@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from spark_elastic._callables import is_deferred
+from spark_elastic._callables import is_deferred, takes
 
 
 async def coroutine(number: int = 0) -> int:
@@ -56,3 +56,15 @@ def test_what_makes_a_coroutine_or_a_generator_is_deferred_however_it_is_wrapped
 @pytest.mark.parametrize("function", [plain, Object(plain), functools.partial(plain, 1), print, dict, Deferred, 3])
 def test_all_others_run_when_they_are_called(function: object) -> None:
     assert not is_deferred(function)
+
+
+@pytest.mark.parametrize(
+    ("function", "does"),
+    [
+        (lambda: 0, False), (lambda old: 0, False), (lambda old, new: 0, True), (lambda *sizes: 0, True),
+        (lambda old, new, more: 0, False), (lambda old, new, more=1: 0, True), (lambda old, *, new: 0, False),
+        (functools.partial(lambda more, old, new: 0, 1), True), (print, True), (dict.fromkeys, True), (dict, True),
+    ],
+)  # fmt: skip
+def test_what_can_be_called_with_two_arguments(function: Callable[..., object], does: bool) -> None:
+    assert takes(function, 2) is does

@@ -77,7 +77,7 @@ def names_in(module: str) -> set[str]:
 OURS = {
     "DistributedDataParallel": {
         *("attach", "compare", "detach", "follow_content", "follow_rows", "forget_rows", "forward", "has_rows_set"),
-        *("require_backward_grad_sync", "shard"),
+        *("require_backward_grad_sync", "rows_given", "shard", "was_reduced"),
     },
     "ElasticModel": {"describe"},
     "EngineLoader": {"builder", "identity", "open_store", "prefetch_in"},

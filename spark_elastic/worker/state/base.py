@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, TypeVar
 
+from spark_elastic._callables import takes
+from spark_elastic._text import brief
 from spark_elastic.protocol.fault_points import Point
 from spark_elastic.worker import faults
 from spark_elastic.worker.checks.fingerprint import Named
@@ -116,6 +118,10 @@ class State(ABC):
         for callback in given:
             if not callable(callback):
                 raise TypeError(f"callbacks must be callable, not {callback!r}")
+            if not takes(callback, 2):
+                raise TypeError(
+                    f"callbacks are called as callback(old_size, new_size), which {brief(callback)} does not take"
+                )
         self._reset_callbacks.extend(given)
 
     def heartbeat(self) -> None:

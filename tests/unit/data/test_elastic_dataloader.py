@@ -12,7 +12,7 @@ from data_worlds import BRIEF, World
 from hypothesis import given
 from hypothesis import strategies as st
 from loaded_rows import Numbers, items
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from spark_elastic.data import ElasticDataLoader
 from spark_elastic.data.loader import ElasticLoader
@@ -119,6 +119,8 @@ def test_arguments_that_choose_items_are_refused() -> None:
 
     with pytest.raises(ValueError, match="Stream is not a map-style dataset"):
         ElasticDataLoader(Stream(), 2)
+    with pytest.raises(TypeError, match=r"makes the DataLoader itself: give loader\.dataset"):
+        ElasticDataLoader(DataLoader(range(8)), 2)  # type: ignore[arg-type]
 
 
 def test_batches_out_of_order_are_refused() -> None:

@@ -511,7 +511,7 @@ def train_through(
     What the model is given is known to have so many ``rows``.
     """
     model, state = making(**kept)
-    model._keep(rows_given=set(rows))
+    model._here.rows_given = set(rows)
     moving = iter(beside)
     stage.peers = lambda mine: [list(mine)] * 2
     state._prepare()

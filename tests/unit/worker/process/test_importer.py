@@ -78,7 +78,7 @@ def test_one_that_cannot_import_has_workers_tell_and_gives_its_name_up(change: C
 
 def test_what_a_jobs_workers_have_imported_the_next_jobs_find(change: Callable[[str], None]) -> None:
     change(
-        "from spark_elastic.worker import imports\n"
+        "from spark_elastic.worker.process import imports\n"
         "imports.MODULES = ('wave', 'colorsys', 'this')\n"
         "def run(*_):\n"
         "    found = 'wave' in sys.modules\n"

@@ -8,7 +8,7 @@ import sys
 
 def output_of(code: str) -> str:
     script = (
-        "import atexit, logging, multiprocessing, threading, time\nfrom spark_elastic.worker import program_end\n"
+        "import atexit, logging, multiprocessing, threading, time\nfrom spark_elastic.worker.process import program_end\n"
         f"program_end.forget_handlers()\n{code}"  # as in a worker, which is a fork
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)

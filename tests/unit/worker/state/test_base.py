@@ -38,6 +38,8 @@ def test_what_is_no_function_is_refused() -> None:
         elastic(3)
     with pytest.raises(TypeError, match="callbacks must be callable, not 3"):
         ObjectState().register_reset_callbacks([print, 3])
+    with pytest.raises(TypeError, match=r"called as callback\(old_size, new_size\), which <function .*> does not take"):
+        ObjectState().register_reset_callbacks([lambda: None])  # type: ignore[misc, list-item]
     with pytest.raises(TypeError, match=r"a list of functions, not one: write \[print\]"):
         ObjectState().register_reset_callbacks(print)  # type: ignore[arg-type]
 
