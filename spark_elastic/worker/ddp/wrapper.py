@@ -204,6 +204,7 @@ class DistributedDataParallel(nn.Module):
         self._comm_hook: CommHook | None = None
         self._syncs = True
         self._here = _Here()
+        loops.abandon()  # one that an error has ended, as in a notebook in which the cell is now run again
         wrappers.add(self)
         job = current_job()
         if job is not None:

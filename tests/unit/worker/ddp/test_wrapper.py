@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from spark_elastic.data.deliveries import weight_of_rank
 from spark_elastic.worker.ddp.wrapper import DistributedDataParallel
+from spark_elastic.worker.shards.loops import loops
 
 
 def test_it_calls_the_module_as_it_is_outside_a_job() -> None:
@@ -122,3 +123,12 @@ def test_copies_and_pickles_hold_the_module_only() -> None:
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert other._here.world is None
         assert torch.equal(other(torch.ones(1, 3)), model(torch.ones(1, 3)))
+
+
+def test_a_loop_over_parts_that_an_error_has_ended_is_forgotten_when_a_model_is_wrapped_anew() -> None:
+    """As in a notebook whose cell is run again: its first commit would be refused because of the loop of before."""
+    left = SimpleNamespace(put_back=lambda: None)
+    loops.begin(left)
+    loops.leave(left)
+    DistributedDataParallel(torch.nn.Linear(1, 1))
+    loops.refuse("a commit came")
